@@ -1,0 +1,1 @@
+"""Recordings of upstream runs against the adapters; built so that it cannot flatter."""

@@ -1,0 +1,266 @@
+"""Replay a folder or a file of recordings against an adapter and count."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handoff.adapter import Adapter
+from handoff.errors import BadInput, HandoffError, Unsupported
+
+from .compare import ABSENT, count_leaves, difference, keep, without
+from .recording import Case, Kind, Recordings
+
+__all__ = ["Outcome", "conform", "read_json", "read_lines"]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Counts over all cases; ``first_difference`` names file, line, case, path, both values."""
+
+    adapter: str
+    cases: int = 0
+    agree: int = 0
+    differ: int = 0
+    skipped: int = 0
+    requests: int = 0
+    fields: int = 0
+    followed: Counter[str] = field(default_factory=Counter)
+    skipped_reasons: Counter[str] = field(default_factory=Counter)
+    first_difference: dict[str, Any] | None = None
+    differing: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "adapter": self.adapter,
+            "cases": self.cases,
+            "agree": self.agree,
+            "differ": self.differ,
+            "skipped": self.skipped,
+            "requests": self.requests,
+            "fields": self.fields,
+            "followed": dict(sorted(self.followed.items())),
+            "skipped_reasons": dict(sorted(self.skipped_reasons.items())),
+            "first_difference": self.first_difference,
+        }
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Non-empty lines of a text or gzip file with their numbers; ``BadInput`` if unreadable."""
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with opener(path, "rt", encoding="utf-8") as stream:
+            for number, text in enumerate(stream, 1):
+                if text.strip():
+                    yield number, text
+    except UnicodeDecodeError:
+        raise BadInput("is not UTF-8 text", file=path, line=number + 1) from None
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"cannot be read: {reason}", file=path) from None
+
+
+def read_json(path: Path) -> Any:
+    """One JSON document of a text or gzip file."""
+    text = "".join(line for _, line in read_lines(path))
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise BadInput(f"is not JSON: {error}", file=path) from None
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, text in read_lines(path):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(f"is not JSON: {error}", file=path, line=number) from None
+        if not isinstance(value, dict):
+            raise BadInput("is not a JSON object", file=path, line=number)
+        yield number, value
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").removesuffix(".jsonl")
+
+
+def _kind_of(path: Path, recordings: Recordings) -> str | None:
+    stem = _stem(path)
+    fitting = [
+        kind for kind in recordings.kinds if stem == kind or stem.startswith((f"{kind}_", f"{kind}."))
+    ]
+    return max(fitting, key=len, default=None)
+
+
+def files_of(path: Path, recordings: Recordings) -> list[Path]:
+    """The recordings below ``path`` (or ``path`` itself), by name."""
+    if path.is_dir():
+        found = sorted(
+            file
+            for file in path.iterdir()
+            if file.name.endswith((".jsonl", ".jsonl.gz")) and _kind_of(file, recordings)
+        )
+        if not found:
+            raise BadInput(f"holds no recordings of {', '.join(recordings.kinds)}", file=path)
+        return found
+    if not path.exists():
+        raise BadInput("no such file or folder", file=path)
+    if _kind_of(path, recordings) is None:
+        raise BadInput(
+            f"its name starts with none of {', '.join(recordings.kinds)}", file=path
+        )
+    return [path]
+
+
+def _beside(folder: Path, name: str) -> Path | None:
+    for candidate in (folder / name, folder / f"{name}.gz"):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+def config_name(line: Mapping[str, Any]) -> str | None:
+    """The name of the configuration a line was recorded under, if it names one."""
+    name = line.get("config")
+    return name if isinstance(name, str) else None
+
+
+def conform(
+    path: Path,
+    adapter: Adapter,
+    *,
+    configs: Sequence[str] = (),
+    workloads_file: Path | None = None,
+    configs_file: Path | None = None,
+    line_number: int | None = None,
+    progress: Callable[[str], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Outcome:
+    """Replay every case of ``path``; raises ``BadInput`` for what cannot be read.
+
+    ``configs`` restricts to lines recorded under these configurations.
+    """
+    recordings = adapter.recordings()
+    if recordings is None:
+        raise HandoffError(f"adapter {adapter.name} declares no recordings")
+    files = files_of(path, recordings)
+    folder = path if path.is_dir() else path.parent
+    configs_path = configs_file or _beside(folder, "configs.json")
+    known = read_json(configs_path) if configs_path else {}
+    if not isinstance(known, dict):
+        raise BadInput("is not a JSON object", file=configs_path)
+    for name in configs:
+        if recordings.config_entry(known, name) is None:
+            raise BadInput(f"no configuration {name!r}", file=configs_path or folder)
+    workloads_path = workloads_file or _beside(folder.parent / "workloads", "common.jsonl")
+    workloads: dict[str, dict[str, Any]] | None = None
+    outcome = Outcome(adapter.name)
+    for file in files:
+        kind_name = _kind_of(file, recordings)
+        assert kind_name is not None
+        if progress:
+            progress(file.name)
+        for number, line in _objects(file):
+            if line_number is not None and number != line_number:
+                continue
+            if configs and config_name(line) not in configs:
+                continue
+            workload = None
+            if "workload" in line:
+                if workloads is None:
+                    workloads = _workloads(workloads_path, folder)
+                workload = workloads.get(str(line["workload"]))
+                if workload is None:
+                    raise BadInput(
+                        f"no workload {line['workload']!r} in {workloads_path}",
+                        file=file,
+                        line=number,
+                        field="workload",
+                    )
+            _one(outcome, recordings, kind_name, file, number, line, known, workload)
+            if stop and stop():
+                return outcome
+    return outcome
+
+
+def _workloads(path: Path | None, folder: Path) -> dict[str, dict[str, Any]]:
+    if path is None:
+        raise BadInput("needs --workloads: there is no ../workloads/common.jsonl", file=folder)
+    found: dict[str, dict[str, Any]] = {}
+    for number, line in _objects(path):
+        if "id" not in line:
+            raise BadInput("a workload needs an id", file=path, line=number, field="id")
+        found[str(line["id"])] = line
+    return found
+
+
+def _one(
+    outcome: Outcome,
+    recordings: Recordings,
+    kind_name: str,
+    file: Path,
+    number: int,
+    line: dict[str, Any],
+    known: Mapping[str, Any],
+    workload: Mapping[str, Any] | None,
+) -> None:
+    kind: Kind = recordings.kinds[kind_name]
+    name = config_name(line)
+    case = Case(
+        kind=kind_name,
+        line=keep(line, kind.inputs),
+        followed=keep(line, kind.followed) if kind.followed else {},
+        configs=known,
+        config=recordings.config_entry(known, name) if name else None,
+        workload=workload,
+    )
+    outcome.cases += 1
+    expected = without(line, kind.inputs, kind.followed)
+    try:
+        produced = dict(kind.replay(case))
+    except Unsupported as error:
+        outcome.skipped += 1
+        outcome.skipped_reasons[str(error)] += 1
+        return
+    except BadInput as error:
+        raise BadInput(str(error), file=file, line=number) from None
+    except Exception as error:  # a crash on a case is a difference, with its place
+        produced = {"error": f"{type(error).__name__}: {error}"}
+        crash = error
+    else:
+        crash = None
+    got = without(produced, kind.inputs, kind.followed)
+    found = difference(kind.canonical(expected), kind.canonical(got) if crash is None else got)
+    if found is None:
+        outcome.agree += 1
+        outcome.requests += kind.requests(line)
+        outcome.fields += count_leaves(expected)
+        if kind.followed:
+            followed: Counter[str] = Counter()
+            count_leaves(case.followed, followed)
+            outcome.followed.update(followed)
+        return
+    outcome.differ += 1
+    label = str(line.get("trace") or line.get("workload") or line.get("test") or number)
+    outcome.differing.append(f"{file.name}:{number} {label} {name or ''}".strip())
+    if outcome.first_difference is None:
+        outcome.first_difference = {
+            "file": str(file),
+            "line": number,
+            "case": f"{label}/{name}" if name else label,
+            "path": "(crash)" if crash is not None else found.path,
+            "expected": None if found.expected is ABSENT else found.expected,
+            "got": produced["error"] if crash is not None else _shown(found.got),
+        }
+
+
+def _shown(value: Any) -> Any:
+    return None if value is ABSENT else list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,1 @@
+"""Sequences as spans, the shared history tree, and recency orders; no policy."""

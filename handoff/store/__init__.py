@@ -1,0 +1,1 @@
+"""The shared store: counts, tables, pages, states and content tags."""
