@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from handoff.adapter import Adapter
 from handoff.errors import BadInput, HandoffError, Unsupported
+from handoff.lines import read_json, read_objects
 
 from .compare import ABSENT, count_leaves, difference, keep, without
-from .recording import Case, Kind, Recordings
+from .recording import Case, Kind, Recordings, Watch
 
-__all__ = ["Outcome", "conform", "read_json", "read_lines"]
+__all__ = ["Outcome", "conform"]
 
 
 @dataclass(slots=True)
@@ -50,42 +48,6 @@ class Outcome:
             "skipped_reasons": dict(sorted(self.skipped_reasons.items())),
             "first_difference": self.first_difference,
         }
-
-
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Non-empty lines of a text or gzip file with their numbers; ``BadInput`` if unreadable."""
-    opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
-    try:
-        with opener(path, "rt", encoding="utf-8") as stream:
-            for number, text in enumerate(stream, 1):
-                if text.strip():
-                    yield number, text
-    except UnicodeDecodeError:
-        raise BadInput("is not UTF-8 text", file=path, line=number + 1) from None
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise BadInput(f"cannot be read: {reason}", file=path) from None
-
-
-def read_json(path: Path) -> Any:
-    """One JSON document of a text or gzip file."""
-    text = "".join(line for _, line in read_lines(path))
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"is not JSON: {error}", file=path) from None
-
-
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, text in read_lines(path):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(f"is not JSON: {error}", file=path, line=number) from None
-        if not isinstance(value, dict):
-            raise BadInput("is not a JSON object", file=path, line=number)
-        yield number, value
 
 
 def _stem(path: Path) -> str:
@@ -141,8 +103,8 @@ def conform(
     workloads_file: Path | None = None,
     configs_file: Path | None = None,
     line_number: int | None = None,
+    watch: Watch | None = None,
     progress: Callable[[str], None] | None = None,
-    stop: Callable[[], bool] | None = None,
 ) -> Outcome:
     """Replay every case of ``path``; raises ``BadInput`` for what cannot be read.
 
@@ -168,7 +130,7 @@ def conform(
         assert kind_name is not None
         if progress:
             progress(file.name)
-        for number, line in _objects(file):
+        for number, line in read_objects(file):
             if line_number is not None and number != line_number:
                 continue
             if configs and config_name(line) not in configs:
@@ -185,9 +147,7 @@ def conform(
                         line=number,
                         field="workload",
                     )
-            _one(outcome, recordings, kind_name, file, number, line, known, workload)
-            if stop and stop():
-                return outcome
+            _one(outcome, recordings, kind_name, file, number, line, known, workload, watch)
     return outcome
 
 
@@ -195,7 +155,7 @@ def _workloads(path: Path | None, folder: Path) -> dict[str, dict[str, Any]]:
     if path is None:
         raise BadInput("needs --workloads: there is no ../workloads/common.jsonl", file=folder)
     found: dict[str, dict[str, Any]] = {}
-    for number, line in _objects(path):
+    for number, line in read_objects(path):
         if "id" not in line:
             raise BadInput("a workload needs an id", file=path, line=number, field="id")
         found[str(line["id"])] = line
@@ -211,6 +171,7 @@ def _one(
     line: dict[str, Any],
     known: Mapping[str, Any],
     workload: Mapping[str, Any] | None,
+    watch: Watch | None,
 ) -> None:
     kind: Kind = recordings.kinds[kind_name]
     name = config_name(line)
@@ -221,6 +182,7 @@ def _one(
         configs=known,
         config=recordings.config_entry(known, name) if name else None,
         workload=workload,
+        watch=watch,
     )
     outcome.cases += 1
     expected = without(line, kind.inputs, kind.followed)

@@ -11,9 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-__all__ = ["Case", "Kind", "Recordings", "Schema"]
+from handoff.types import Layout, Step, StepResult
+
+if TYPE_CHECKING:
+    from handoff.adapter import Options
+
+__all__ = ["Case", "Kind", "Recordings", "Schema", "Watch", "Watcher"]
 
 Schema = Mapping[str, Any]
 """Which keys are taken: ``{"trace": True, "ops": {"op": True, "o": True}}``.
@@ -24,6 +29,20 @@ the keys of a dict or the length of a list (the values become ``None``).
 """
 
 
+class Watcher(Protocol):
+    """Sees every Step and every result of one replayed engine (the tag pass)."""
+
+    def step(self, step: Step) -> None:
+        """Called when a Step was planned, in order."""
+
+    def complete(self, result: StepResult) -> None:
+        """Called when its result is handed to the engine."""
+
+
+Watch = Callable[[Layout], Watcher]
+"""Makes a watcher for a fresh engine of that layout."""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """The inputs of one line, and what every line of the folder shares.
@@ -31,7 +50,8 @@ class Case:
     ``line`` holds the input keys only; ``followed`` the declared outputs that the driver has to
     follow (same shape). ``config`` is the configuration's entry of ``configs.json`` (``None`` if
     the line brings its own), ``configs`` the whole file, ``workload`` the line of the workloads
-    file that ``line["workload"]`` names.
+    file that ``line["workload"]`` names. A driver that plans Steps makes one watcher per engine
+    with ``watch`` (if given) and shows it every Step and result.
     """
 
     kind: str
@@ -40,6 +60,7 @@ class Case:
     configs: Mapping[str, Any]
     config: Mapping[str, Any] | None
     workload: Mapping[str, Any] | None
+    watch: Watch | None = None
 
 
 def _same(line: dict[str, Any]) -> dict[str, Any]:
@@ -73,10 +94,13 @@ class Kind:
 class Recordings:
     """An adapter's kinds by file name: the longest kind that starts the name wins.
 
-    ``config_entry(configs, name)`` finds a configuration in the parsed ``configs.json``.
+    ``options(config)`` turns one configuration in the recordings' own words (defaults filled in by
+    it; the same keys that field cases use) into the adapter's options; ``Unsupported`` if it is
+    left out. ``config_entry(configs, name)`` finds a configuration in the parsed ``configs.json``.
     """
 
     kinds: Mapping[str, Kind]
+    options: Callable[[Mapping[str, Any]], Options]
     config_entry: Callable[[Mapping[str, Any], str], Mapping[str, Any] | None] = (
         lambda configs, name: configs.get(name)
     )

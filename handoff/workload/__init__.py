@@ -1,1 +1,1 @@
-"""."""
+"""Where requests come from: scenarios, trace files, synthetic streams."""
