@@ -122,7 +122,9 @@ def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
-            hint = f" Did you mean {close[0]} (default {known[close[0]].default!r})?" if close else ""
+            hint = (
+                f" Did you mean {close[0]} (default {known[close[0]].default!r})?" if close else ""
+            )
             raise BadInput(
                 f"{adapter.title} has no option {name}.{hint}"
                 f" All options: handoff adapters {adapter.name}"
@@ -170,7 +172,9 @@ def load(name: str) -> Adapter:
         raise
     except Exception as error:
         raise HandoffError(
-            f"adapter {name} ({found[name].value}) cannot be loaded: {type(error).__name__}: {error}"
+            f"adapter {name} ({found[name].value}) cannot be loaded: "
+            f"{type(error).__name__}: {error}"
         ) from error
+    if not isinstance(adapter, Adapter):
+        raise HandoffError(f"adapter {name} ({found[name].value}) lacks parts of the protocol")
     return adapter
-

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from .errors import BadInput
 
-__all__ = ["parse_object", "read_json", "read_lines", "read_objects"]
+__all__ = ["parse_object", "read_json", "read_lines", "read_objects", "read_text"]
 
 
 def _open(path: Path) -> IO[str]:
@@ -23,8 +23,21 @@ def _open(path: Path) -> IO[str]:
     return path.open(encoding="utf-8")
 
 
+def read_text(path: Path) -> str:
+    """The whole file; ``BadInput`` if it cannot be read."""
+    return "".join(text for _, text in _numbered(path))
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Non-empty lines with their numbers from 1; ``-`` is standard input.
+
+    ``BadInput`` names the file (and line) that cannot be read.
+    """
+    return ((number, text) for number, text in _numbered(path) if text.strip())
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+    """All lines with their numbers from 1.
 
     ``BadInput`` names the file (and line) that cannot be read.
     """
@@ -32,8 +45,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
         with _open(path) as stream:
             for number, text in enumerate(stream, 1):
-                if text.strip():
-                    yield number, text
+                yield number, text
     except UnicodeDecodeError:
         raise BadInput("is not UTF-8 text", file=path, line=number + 1) from None
     except (OSError, EOFError, zlib.error) as error:
@@ -60,8 +72,7 @@ def parse_object(text: str, path: Path, number: int) -> dict[str, Any]:
 
 def read_json(path: Path) -> Any:
     """One JSON document; ``BadInput`` if it is none."""
-    text = "".join(line for _, line in read_lines(path))
     try:
-        return json.loads(text)
+        return json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
         raise BadInput(f"is not JSON: {error}", file=path) from None

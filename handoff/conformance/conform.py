@@ -57,7 +57,9 @@ def _stem(path: Path) -> str:
 def _kind_of(path: Path, recordings: Recordings) -> str | None:
     stem = _stem(path)
     fitting = [
-        kind for kind in recordings.kinds if stem == kind or stem.startswith((f"{kind}_", f"{kind}."))
+        kind
+        for kind in recordings.kinds
+        if stem == kind or stem.startswith((f"{kind}_", f"{kind}."))
     ]
     return max(fitting, key=len, default=None)
 
@@ -76,9 +78,7 @@ def files_of(path: Path, recordings: Recordings) -> list[Path]:
     if not path.exists():
         raise BadInput("no such file or folder", file=path)
     if _kind_of(path, recordings) is None:
-        raise BadInput(
-            f"its name starts with none of {', '.join(recordings.kinds)}", file=path
-        )
+        raise BadInput(f"its name starts with none of {', '.join(recordings.kinds)}", file=path)
     return [path]
 
 
@@ -186,6 +186,7 @@ def _one(
     )
     outcome.cases += 1
     expected = without(line, kind.inputs, kind.followed)
+    crash: Exception | None = None
     try:
         produced = dict(kind.replay(case))
     except Unsupported as error:
@@ -197,8 +198,6 @@ def _one(
     except Exception as error:  # a crash on a case is a difference, with its place
         produced = {"error": f"{type(error).__name__}: {error}"}
         crash = error
-    else:
-        crash = None
     got = without(produced, kind.inputs, kind.followed)
     found = difference(kind.canonical(expected), kind.canonical(got) if crash is None else got)
     if found is None:
