@@ -28,15 +28,29 @@ class Difference(NamedTuple):
     got: Any
 
 
-def keep(value: Any, schema: Schema | bool | str) -> Any:
+def _of_item(schema: Any, index: int, size: int) -> Any:
+    """The part of a list's schema that belongs to one item: by its place, else that of all."""
+    if not isinstance(schema, Mapping) or not any(key.startswith("[") for key in schema):
+        return None if schema is True else schema
+    return schema.get(f"[{index}]", schema.get(f"[{index - size}]", schema.get("[]")))
+
+
+def keep(value: Any, schema: Schema | bool | str | None) -> Any:
     """The part of ``value`` that ``schema`` takes; lists keep their length."""
     if schema is True:
         return value
     if schema == "keys":
-        return dict.fromkeys(value) if isinstance(value, dict) else [None] * len(value)
-    assert isinstance(schema, Mapping)
+        if isinstance(value, dict):
+            return dict.fromkeys(value)
+        return [None] * len(value) if isinstance(value, list) else None
+    if schema is None:
+        return None
     if isinstance(value, list):
-        return [keep(item, schema) for item in value]
+        size = len(value)
+        return [keep(item, _of_item(schema, at, size)) for at, item in enumerate(value)]
+    if callable(schema):
+        return keep(value, schema(value))
+    assert isinstance(schema, Mapping)
     if not isinstance(value, dict):
         return None
     out = {}
@@ -47,17 +61,22 @@ def keep(value: Any, schema: Schema | bool | str) -> Any:
     return out
 
 
-def without(value: Any, *schemas: Schema | bool | str) -> Any:
+def without(value: Any, *schemas: Schema | bool | str | None) -> Any:
     """``value`` less what any of the schemas takes whole; lists keep their length."""
     if isinstance(value, list):
-        return [without(item, *schemas) for item in value]
+        items = []
+        for at, item in enumerate(value):
+            parts = [_of_item(schema, at, len(value)) for schema in schemas]
+            items.append(None if True in parts else without(item, *parts))
+        return items
     if not isinstance(value, dict):
         return value
     out = {}
+    resolved = [schema(value) if callable(schema) else schema for schema in schemas]
     for key, item in value.items():
         parts = [
             part
-            for schema in schemas
+            for schema in resolved
             if isinstance(schema, Mapping)
             and (part := schema.get(key, schema.get("*"))) is not None
         ]
@@ -65,7 +84,7 @@ def without(value: Any, *schemas: Schema | bool | str) -> Any:
             continue
         if parts and isinstance(item, (dict, list)):
             out[key] = without(item, *parts)
-        elif not parts or all(part == "keys" or isinstance(part, Mapping) for part in parts):
+        else:
             out[key] = item
     return out
 

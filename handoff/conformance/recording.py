@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Kind", "Recordings", "Schema", "Watch", "Watcher"]
 
-Schema = Mapping[str, Any]
+Schema = Mapping[str, Any] | Callable[[Any], Any]
 """Which keys are taken: ``{"trace": True, "ops": {"op": True, "o": True}}``.
 
 ``True`` takes the whole value. A mapping descends: into a dict by key, into a list item by item.
-The key ``"*"`` stands for every key that is not named. A key that leads to ``"keys"`` takes only
-the keys of a dict or the length of a list (the values become ``None``).
+A list whose items mean something by their place is taken by ``"[0]"``, ``"[-1]"`` ..., the other
+items by ``"[]"``. The key ``"*"`` stands for every key that is not named. A key that leads to
+``"keys"`` takes only the keys of a dict or the length of a list (the values become ``None``). A
+function gets the item and returns the schema for it, for lists whose items differ in kind.
 """
 
 
