@@ -16,6 +16,7 @@ from handoff.types import REASONS
 __all__ = [
     "ASCII",
     "CLASSES",
+    "FLAGS",
     "LOSSES",
     "THEMES",
     "WATERFALL",
@@ -73,7 +74,7 @@ _TABLE = (
     TokenClass("moved", "#28A5F6", "///", "▓", "gain", "served from cache, shifted"),
     TokenClass("fresh", "#DDE2E8", "", "·", "no loss", "never computed before"),
     TokenClass("alignment", "#C9A227", "", "a", "trimmed by a rule", "block or page floor"),
-    TokenClass("last_token", "#F4DE3A", "|||", "t", "trimmed by a rule", "last token always computed"),
+    TokenClass("last_token", "#F4DE3A", "|||", "t", "trimmed by a rule", "last token is computed"),
     TokenClass("draft", "#7A5200", "...", "d", "trimmed by a rule", "EAGLE/MTP drop"),
     TokenClass("evicted", "#D9480F", "", "e", "gone", "no longer in the pool"),
     TokenClass("slot_choice", "#F2A88F", "///", "s", "gone", "cached in another slot"),
@@ -87,6 +88,14 @@ _TABLE = (
 )
 CLASSES: Final = {each.name: each for each in _TABLE}
 """Every class of a prompt token by name, in the order of legends."""
+
+FLAGS: Final = {
+    "recomputed": TokenClass(
+        "recomputed", "#74E6B4", "xxx", "r", "state or budget", "computed again by this layer group"
+    ),
+    "unneeded": TokenClass("unneeded", "#FFFFFF", "", "-", "no loss", "not computed in any case"),
+}
+"""What a layer group's lane may say besides a class; ``unneeded`` is a dashed, empty box."""
 
 LOSSES: Final = REASONS
 """The classes that are losses, in the order of tables."""

@@ -1,0 +1,230 @@
+"""Sentences made from numbers: every title and answer of a report is a finding, and tested.
+
+One function per sentence. They take ``Total`` or ``Strip`` records, say what was counted, and
+never a rate without its denominator in the same line or the line that follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .info import RunInfo, ScenarioInfo
+from .strip import Strip, StripRow
+from .totals import Total
+from .words import count, join, number_word, percent, plural, points, span_of
+
+__all__ = [
+    "answer",
+    "evidence_note",
+    "gap",
+    "lanes_note",
+    "pools",
+    "ratio_title",
+    "refusals",
+    "strip_title",
+    "tags",
+    "truth",
+    "waterfall_title",
+    "window",
+]
+
+
+def answer(rows: Sequence[Total], name: str = "") -> str:
+    """The first sentence of every output: what had been computed before, what was saved."""
+    head = f"{name}: " if name else ""
+    rows = [row for row in rows if row.prompt]
+    if not rows:
+        return f"{head}no request finished, so there is nothing to compare."
+    whole = _counts([row.prompt for row in rows])
+    if not any(row.shared for row in rows):
+        return f"{head}none of {whole} prompt tokens had been computed before; nothing to save."
+    shared = _range([row.shared_ratio for row in rows])
+    return f"{head}{shared} % of {whole} prompt tokens had been computed before; {_saving(rows)}."
+
+
+def _saving(rows: Sequence[Total]) -> str:
+    saved = _range([row.saved_ratio for row in rows])
+    if not any(row.saved_flops for row in rows):
+        return "no prefill compute is saved"
+    if len(rows) == 1:
+        who = f"{rows[0].label} saves"
+    else:
+        distinct = len({row.adapter for row in rows}) == len(rows)
+        who = f"the {number_word(len(rows))} {'frameworks' if distinct else 'rows'} save"
+    return f"{who} {saved} % of the prefill compute"
+
+
+def _range(ratios: Sequence[float | None]) -> str:
+    known = sorted(ratio for ratio in ratios if ratio is not None)
+    if not known:
+        return "–"
+    texts = [percent(ratio) for ratio in known]
+    return span_of(texts, texts[0], texts[-1])
+
+
+def _counts(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return count(low) if low == high else f"{count(low)} to {count(high)}"
+
+
+def gap(rows: Sequence[Total]) -> str:
+    """The row whose hit and saved ratio differ most, and why."""
+    known = [row for row in rows if row.gap is not None and row.hit]
+    if not known:
+        return "No row has a hit."
+    row = max(known, key=lambda each: abs(each.gap or 0.0))
+    if points(row.gap) == "0.0":
+        return "Hit ratio and saved ratio are equal to a tenth of a point in every row."
+    return (
+        f"Biggest gap: {row.label} reports {percent(row.hit_ratio)} % hits and saves"
+        f" {percent(row.saved_ratio)} %, since {_cause(row)}."
+    )
+
+
+def _cause(row: Total) -> str:
+    assert row.gap is not None
+    replay = row.part(row.lost["replay"]) or 0.0
+    if row.gap > 0:
+        if row.moved:
+            return "chunks from the middle of a prompt cost more than an average token"
+        return "the hits lie in the longer prompts, whose tokens cost more"
+    if replay >= -row.gap / 2:
+        return f"replay computes {percent(replay)} % again"
+    if row.split:
+        return "some layer groups compute the same positions with and without a hit"
+    return "the reused tokens come early in the prompt, where attention costs less"
+
+
+def window(rows: Sequence[Total], info: RunInfo, scenario: ScenarioInfo | None = None) -> str:
+    """What the rates of a table count: requests, prompt tokens, pool, model, seed."""
+    requests = _counts([row.requests for row in rows])
+    if info.window == "all requests":
+        head = "1 request" if requests == "1" else f"All {requests} requests"
+    else:
+        head = f"{info.window[:1].upper()}{info.window[1:]}: {requests} requests"
+    prompts = _counts([row.prompt for row in rows])
+    parts = [head, f"{prompts} prompt tokens", pools(rows, info, scenario)]
+    if info.model:
+        parts.append(f"FLOPs of {info.model}")
+    if info.seed is not None:
+        parts.append(f"seed {info.seed}")
+    return ", ".join(part for part in parts if part)
+
+
+def pools(rows: Sequence[Total], info: RunInfo, scenario: ScenarioInfo | None = None) -> str:
+    """The pool in tokens where all rows have the same, else each row's in its own units."""
+    if scenario is not None and scenario.pool_tokens is not None:
+        return f"pool {count(scenario.pool_tokens)} tokens"
+    own = scenario.pools if scenario is not None else {}
+    if not own:
+        tokens = {info.row(row.run).pool_tokens for row in rows}
+        if len(tokens) == 1 and None not in tokens:
+            return f"pool {plural(int(tokens.pop() or 0), 'token')}"
+    words = [(row.label, own.get(row.run, info.row(row.run).pool)) for row in rows]
+    if len({pool for _, pool in words}) == 1:
+        return f"pool {words[0][1]}" if words[0][1] else ""
+    return "pools: " + "; ".join(f"{name} {pool}" for name, pool in words if pool)
+
+
+def refusals(rows: Sequence[Total]) -> str:
+    """Requests outside the ratios, by row; empty if there are none."""
+    parts = []
+    for row in rows:
+        verbs = (("refused", row.refused), ("aborted", row.aborted))
+        out = [f"{verb} {count(number)}" for verb, number in verbs if number]
+        if out:
+            parts.append(f"{row.label} {join(out)} (its rates count the other {row.requests:,})")
+    text = f"Not counted: {'; '.join(parts)}. " if parts else ""
+    again = [
+        f"{row.label} {plural(row.again, 'time')} ({row.recomputed:,} tokens computed again)"
+        for row in rows
+        if row.again
+    ]
+    return (text + (f"Re-admitted after preemption: {join(again)}." if again else "")).strip()
+
+
+def truth(info: RunInfo) -> str:
+    """The word of the truth test over all rows; empty if nothing was executed."""
+    tested = [(row.run, row.truth) for row in info.rows if row.truth is not None]
+    if not tested:
+        return "" if info.executed else "Planned only: no step of this run was executed."
+    worst = max(each.max_error for _, each in tested)
+    rows = sum(each.rows for _, each in tested)
+    first = tested[0][1]
+    bad = [run for run, each in tested if not each.ok]
+    if bad:
+        return (
+            f"Truth test FAILED for {join(bad)}: largest error {worst:.1e},"
+            f" allowed {first.tolerance:.0e}."
+        )
+    return (
+        f"Truth test: {plural(rows, 'row')} of logits equal a cold recompute"
+        f" ({first.dtype}, largest error {worst:.1e}, allowed {first.tolerance:.0e})."
+    )
+
+
+def tags(info: RunInfo) -> str:
+    """The word of the tag pass over all rows; empty if it did not run."""
+    seen = [(row.run, row.tags) for row in info.rows if row.tags is not None]
+    if not seen:
+        return ""
+    steps = sum(each.steps for _, each in seen)
+    faults = sum(each.faults for _, each in seen)
+    tainted = [f"{run} {count(each.tainted)}" for run, each in seen if each.tainted]
+    text = f"Content tags: {plural(steps, 'step')} checked, {plural(faults, 'fault')}"
+    if tainted:
+        text += f"; tokens reused that descend from an approximation: {join(tainted)}"
+    return f"{text}."
+
+
+def strip_title(one: Strip) -> str:
+    """``2,048 tokens, 1,867 shared: five hits, from 1,715 to 1,867``."""
+    hits = sorted(row.hit for row in one.rows)
+    head = f"{plural(one.prompt, 'token')}, {_counts(one.differences)} shared"
+    if hits[-1] == 0:
+        return f"{head}: no hit"
+    if hits[0] == hits[-1]:
+        if len(hits) == 1:
+            return f"{head}: a hit of {count(hits[0])}"
+        return f"{head}: all {number_word(len(hits))} hit {count(hits[0])}"
+    if one.prompt <= 120:
+        return f"{head}: hits of {join(count(row.hit) for row in one.rows)}"
+    return f"{head}: {number_word(len(hits))} hits, from {count(hits[0])} to {count(hits[-1])}"
+
+
+def lanes_note(row: StripRow) -> str:
+    """What a row's lanes mean where a group computes less or more than the hit says."""
+    parts = []
+    for group, lane in row.lanes.items():
+        skipped = sum(each.tokens for each in lane if each.name == "unneeded")
+        again = sum(each.tokens for each in lane if each.name == "recomputed")
+        if skipped:
+            kept = lane[-1].stop - skipped
+            parts.append(f"{group} layers compute at most {count(kept)} positions, hit or not")
+        if again:
+            parts.append(f"{group} layers compute {count(again)} hit positions again")
+    return f"{row.label}: {'; '.join(parts)}." if parts else ""
+
+
+def evidence_note(rows: Sequence[StripRow]) -> str:
+    """Which of these rows rest on rules that were not run; empty if all were."""
+    weak = [f"{row.label} {row.evidence}" for row in rows if row.evidence != "ran"]
+    return f"Rules not run upstream: {join(weak)}." if weak else ""
+
+
+def waterfall_title(rows: Sequence[Total]) -> str:
+    """``From shared prefix to saved compute: 96.1 % becomes 64.0 to 81.0 %``."""
+    shared = _range([row.shared_ratio for row in rows])
+    saved = _range([row.saved_ratio for row in rows])
+    return f"From shared prefix to saved compute: {shared} % becomes {saved} %"
+
+
+def ratio_title(rows: Sequence[Total], below: int, above: int) -> str:
+    """What the scatter of hit against saved shows; ``below`` and ``above`` count the outliers."""
+    hits, saved = _range([r.hit_ratio for r in rows]), _range([r.saved_ratio for r in rows])
+    head = f"{hits} % hit, {saved} % saved"
+    if below and above:
+        return f"{head}; {count(below)} below and {count(above)} above the band"
+    if below or above:
+        return f"{head}; {plural(below or above, 'mark')} {'below' if below else 'above'} the band"
+    return f"{head}; every request lies in the band"

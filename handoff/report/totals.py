@@ -1,0 +1,223 @@
+"""The sums behind every table: one ``Total`` per row of a run, from the ledger alone.
+
+Counted are first admissions of requests that finished (``attempt == 0``, ``status == "done"``);
+refusals, aborts and re-admissions are counted beside them, never inside a ratio. A ratio keeps its
+numerator and denominator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from handoff.adapter import ORDER
+
+from .palette import LOSSES, WATERFALL
+
+__all__ = ["Fall", "Total", "counted", "label", "parse", "run_order", "totals", "waterfall"]
+
+
+@dataclass(frozen=True)
+class Total:
+    """Sums over the counted requests of one row (a framework with one set of options).
+
+    Token fields count prompt positions; ``lost`` has an item for every reason. ``again`` are
+    re-admissions after preemption, ``recomputed`` the tokens they computed again. ``split`` counts
+    requests in which a layer group computed positions that others reused, or none at all.
+    """
+
+    run: str
+    adapter: str
+    title: str
+    upstream: str
+    evidence: str
+    describe: str
+    requests: int
+    refused: int
+    aborted: int
+    again: int
+    prompt: int
+    shared: int
+    hit: int
+    reused: int
+    moved: int
+    fresh: int
+    lost: Mapping[str, int]
+    computed: int
+    recomputed: int
+    overhead: int
+    cold_flops: int
+    spent_flops: int
+    saved_flops: int
+    ttft_s: float | None
+    cold_ttft_s: float | None
+    split: int
+
+    @property
+    def label(self) -> str:
+        """What the row is called: the framework's title and the options that tell rows apart."""
+        return label(self.run, self.title)
+
+    @cached_property
+    def shared_ratio(self) -> float | None:
+        """Shared tokens / prompt tokens; ``None`` without prompts."""
+        return _ratio(self.shared, self.prompt)
+
+    @cached_property
+    def hit_ratio(self) -> float | None:
+        """Hit tokens as the framework reports them / prompt tokens."""
+        return _ratio(self.hit, self.prompt)
+
+    @cached_property
+    def saved_ratio(self) -> float | None:
+        """Saved FLOPs / FLOPs of cold prefills."""
+        return _ratio(self.saved_flops, self.cold_flops)
+
+    @cached_property
+    def gap(self) -> float | None:
+        """Saved ratio minus hit ratio: negative if the hits save less than they promise."""
+        if self.hit_ratio is None or self.saved_ratio is None:
+            return None
+        return self.saved_ratio - self.hit_ratio
+
+    def losses(self) -> list[tuple[str, int]]:
+        """Reasons that occur with their tokens, the largest first (ties in table order)."""
+        found = [(reason, self.lost[reason]) for reason in LOSSES if self.lost[reason]]
+        return sorted(found, key=lambda item: -item[1])
+
+    def part(self, tokens: int) -> float | None:
+        """``tokens`` as a share of this row's prompt tokens."""
+        return _ratio(tokens, self.prompt)
+
+
+class Fall(NamedTuple):
+    """One step of the waterfall from the shared prefix to the saved compute.
+
+    ``kind`` is ``total`` (a level, drawn from 0) or ``step`` (a signed change that starts at
+    ``before``); values are shares: of prompt tokens above ``token weights``, of cold FLOPs from
+    there on. ``tokens`` is the exact number where the step has one.
+    """
+
+    name: str
+    kind: str
+    before: float
+    value: float
+    tokens: int | None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def label(run: str, title: str) -> str:
+    """``vLLM`` or ``vLLM block_size=32``: the title and what follows ``:`` in the row's name."""
+    _, _, options = run.partition(":")
+    return f"{title} {options}" if options else title
+
+
+def run_order(frame: pd.DataFrame) -> list[str]:
+    """Row labels in the order of all tables: by framework, then as they appear."""
+    seen = frame[["run", "adapter"]].drop_duplicates("run")
+    rank = {name: at for at, name in enumerate(ORDER)}
+    rows = list(zip(seen["run"], seen["adapter"], strict=True))
+    rows.sort(key=lambda row: (rank.get(row[1], len(rank)), "" if row[1] in rank else row[1]))
+    return [run for run, _ in rows]
+
+
+def counted(frame: pd.DataFrame) -> pd.DataFrame:
+    """The entries that enter ratios: first admissions of requests that finished."""
+    return frame[(frame["attempt"] == 0) & (frame["status"] == "done")]
+
+
+def parse(text: object) -> Any:
+    """The value of one of the ledger's JSON columns; an empty or missing one is ``None``."""
+    return json.loads(text) if isinstance(text, str) and text else None
+
+
+def totals(frame: pd.DataFrame, scenario: str | None = None) -> list[Total]:
+    """One ``Total`` per row of the run, over one scenario or (``None``) over all of them."""
+    if scenario is not None:
+        frame = frame[frame["scenario"] == scenario]
+    groups = dict(iter(frame.groupby("run", sort=False)))
+    return [_total(groups[run]) for run in run_order(frame)]
+
+
+def _total(entries: pd.DataFrame) -> Total:
+    first = entries.iloc[0]
+    done = counted(entries)
+    status = entries["status"]
+
+    def total(column: str) -> int:
+        return int(done[column].sum())
+
+    def exact(column: str) -> int:
+        return sum(int(value) for value in done[column])  # FLOPs of a long run exceed 2**63
+
+    def median(column: str) -> float | None:
+        values = done[column].dropna()
+        return float(values.median()) if len(values) else None
+
+    return Total(
+        run=str(first["run"]),
+        adapter=str(first["adapter"]),
+        title=str(first["title"]),
+        upstream=str(first["upstream"]),
+        evidence=str(first["evidence"]),
+        describe=str(first["describe"]),
+        requests=len(done),
+        refused=int(status.str.startswith("refused").sum()),
+        aborted=int((status == "aborted").sum()),
+        again=int((entries["attempt"] > 0).sum()),
+        prompt=total("prompt_tokens"),
+        shared=total("shared_tokens"),
+        hit=total("hit_tokens"),
+        reused=total("reused"),
+        moved=total("moved"),
+        fresh=total("fresh"),
+        lost={reason: total(reason) for reason in LOSSES},
+        computed=total("computed_tokens"),
+        recomputed=int(entries["recomputed_tokens"].sum()),
+        overhead=int(entries["overhead_tokens"].sum()),
+        cold_flops=exact("cold_flops"),
+        spent_flops=exact("spent_flops"),
+        saved_flops=exact("saved_flops"),
+        ttft_s=median("ttft_s"),
+        cold_ttft_s=median("cold_ttft_s"),
+        split=int(done["lanes"].str.contains("unneeded|recomputed").sum()),
+    )
+
+
+def waterfall(total: Total) -> list[Fall]:
+    """The steps from shared prefix to saved compute; each level is the sum of what is above it.
+
+    Order: shared prefix, every reason in table order, moved, hit tokens, replay, token weights,
+    saved compute. ``moved`` is the gain beyond the shared prefix only: chunks moved inside it are
+    part of the level. ``token weights`` closes exactly: the saved ratio minus the share of prompt
+    tokens that hit and were not computed again. Empty if nothing was asked.
+    """
+    if total.prompt == 0 or total.saved_ratio is None:
+        return []
+    steps = [Fall("shared prefix", "total", 0.0, total.shared / total.prompt, total.shared)]
+    level = total.shared
+
+    def step(name: str, tokens: int) -> None:
+        nonlocal level
+        steps.append(
+            Fall(name, "step", level / total.prompt, tokens / total.prompt, tokens),
+        )
+        level += tokens
+
+    for reason in WATERFALL:
+        step(reason, -total.lost[reason])
+    step("moved", total.hit - level)
+    steps.append(Fall("hit tokens", "total", 0.0, level / total.prompt, level))
+    step("replay", -total.lost["replay"])
+    share = level / total.prompt
+    steps.append(Fall("token weights", "step", share, total.saved_ratio - share, None))
+    steps.append(Fall("saved compute", "total", 0.0, total.saved_ratio, None))
+    return steps
