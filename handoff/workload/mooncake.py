@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,11 @@ def _request(text: str, path: Path, number: int, name: str, outputs: int) -> Req
     max_tokens = _count(line, "output_length", path, number, least=0)
     block = _count(line, "block_size", path, number, least=1) if "block_size" in line else BLOCK
     arrival = line.get("timestamp", 0)
-    if isinstance(arrival, bool) or not isinstance(arrival, (int, float)) or not arrival >= 0:
+    if (
+        isinstance(arrival, bool)
+        or not isinstance(arrival, (int, float))
+        or not 0 <= arrival < math.inf
+    ):
         raise BadInput(
             f"needs milliseconds >= 0, got {arrival!r}", file=path, line=number, field="timestamp"
         )
