@@ -94,7 +94,7 @@ class Seq:
 
     def extend(self, other: Seq, start: int = 0, stop: int | None = None) -> None:
         """Add ``other[start:stop]`` at the end."""
-        for piece, first, last in other._parts(start, len(other) if stop is None else stop):
+        for piece, first, last in other.parts(start, len(other) if stop is None else stop):
             if type(piece) is int:
                 self.add_run(piece + first, last - first)
                 continue
@@ -127,7 +127,7 @@ class Seq:
         offset = position - self._offs[at]
         return piece + offset if type(piece) is int else piece[offset]  # type: ignore[index]
 
-    def _parts(self, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
+    def parts(self, start: int, stop: int) -> Iterator[tuple[Piece, int, int]]:
         """Pieces that cover ``[start, stop)`` with their offsets ``[first, last)`` inside."""
         stop = min(stop, self._length)
         if start >= stop:
@@ -150,7 +150,7 @@ class Seq:
     def tokens(self, start: int = 0, stop: int | None = None) -> list[int]:
         """The token ids ``[start, stop)`` spelled out; O(length): for executor and excerpts."""
         out: list[int] = []
-        for piece, first, last in self._parts(start, self._length if stop is None else stop):
+        for piece, first, last in self.parts(start, self._length if stop is None else stop):
             if type(piece) is int:
                 out.extend(range(piece + first, piece + last))
             else:
@@ -173,7 +173,7 @@ class Seq:
             return piece[start - begin : stop - begin].tobytes()  # type: ignore[index]
         return tuple(
             (piece + first, last - first) if type(piece) is int else piece[first:last].tobytes()  # type: ignore[index]
-            for piece, first, last in self._parts(start, stop)
+            for piece, first, last in self.parts(start, stop)
         )
 
     def __eq__(self, other: object) -> bool:
@@ -190,7 +190,7 @@ class Seq:
             f"{piece - VIRTUAL:+}v x {last - first}"
             if type(piece) is int
             else f"{last - first} ids"
-            for piece, first, last in self._parts(0, self._length)
+            for piece, first, last in self.parts(0, self._length)
         )
         return f"Seq({self._length}: {head})"
 

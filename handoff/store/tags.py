@@ -1,0 +1,357 @@
+"""The tag pass: every Step over content tags alone, without tensors; soundness is found here.
+
+Each slot carries (position, name of LoRA and text up to it, taint). ``TagStore`` runs a Step as the
+executor would (RECORDS 4, order O1 to O8; RECORDS 5) and raises ``TagFault`` where it would read a
+hole, a void slot or a slot of another position, hand out an id twice, overwrite or shift what
+another open table sees, or compute other tokens than the sequence's. Reading what a cold run would
+not hold is no fault but *taint*, counted by cause, and it spreads: a tainted row taints all it
+writes.
+
+A slot is tested when it first becomes visible to a table and when its content changes behind the
+table's back, not at every row; ``every=True`` tests every visible slot of every row.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from handoff.types import NULL, Group, Layout, StateUse, Step
+
+from .faults import TagFault
+from .names import Words
+from .slots import SHIFTED, VOID, ZERO, Slots
+from .tables import Ints, Sequence, Settled, Table, expand
+from .tagops import TagOps
+
+__all__ = ["CAUSES", "TagFault", "TagStore"]
+
+CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden")
+"""Why content is not what a cold run would hold.
+
+* ``text``: another text stands before it, and nobody shifted it; ``moved``: it was shifted here.
+* ``lora``: same text under another LoRA.
+* ``state``: a recurrent state of another text.
+* ``zeros``: zeros at positions that have a text.
+* ``hidden``: fewer keys were visible than the cold rule shows.
+"""
+_TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN = (1 << at for at in range(6))
+
+
+class TagStore(TagOps):
+    """Runs Steps over tags; see the module.
+
+    ``taint`` counts computed tokens by cause, ``tokens`` all computed tokens, ``tainted`` those
+    with any cause, ``first`` describes the first occurrence of each cause.
+    """
+
+    def __init__(self, layout: Layout, *, every: bool = False) -> None:
+        super().__init__(layout)
+        self.every = every
+        self.taint: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
+        self.tokens = self.tainted = 0
+        self._stages = [_stages_of(layout, group) for group in layout.groups]
+
+    def _run(self, step: Step) -> None:
+        self._number = step.number
+        self._shifted.clear()
+        for op in step.ops:
+            self._apply(op)
+        for handoff in step.handoffs:
+            if handoff.seq in self._reading:
+                self._reading[handoff.seq].cold = handoff.cold
+        rows = [self.tables.settle(step, row) for row in step.rows]
+        names = [self._row_names(row) for row in rows]
+        groups = list(enumerate(self.layout.groups))
+        staged = [{at: self._read(row, at) for at, group in groups if group.ring} for row in rows]
+        loads = [self._load_states(row) for row in rows]
+        written = [
+            {at: self._write(row, at, name) for at, group in groups if group.kind == "kv"}
+            for row, name in zip(rows, names)
+        ]
+        for row, name, rings, wrote, state in zip(rows, names, staged, written, loads):
+            self._finish(row, name, rings, wrote, state)
+            self.tables.remember(row)
+
+    def _row_names(self, row: Settled) -> Words:
+        """Names of the row's positions; drafts get those of the text they would make."""
+        names = self._names(row.of, min(row.stop, len(row.of.content)))
+        if row.stop <= names.length:
+            return names.of(row.start, row.stop)
+        return names.follow(row.start, expand(row.tokens))
+
+    def _span(self, row: Settled, at: int) -> tuple[int, int, int]:
+        """``(first seen, first written, first computed)`` of the row in a KV group."""
+        group = self.layout.groups[at]
+        reads, owns = self._stages[at]
+        computed = min(row.compute(reads), row.stop)
+        first = row.visible(at)
+        if group.window is not None:
+            first = max(first, computed - group.window + 1)
+        if group.local is not None:
+            first = max(first, computed - computed % group.local)
+        write = max(row.write(at), row.compute(owns))
+        return max(first, 0), min(write, row.stop), computed
+
+    def _read(self, row: Settled, at: int) -> int:
+        """Test what the row sees of older content; returns the causes of taint in it."""
+        first, write, computed = self._span(row, at)
+        reader = self._reading[row.of.seq].readers[at]
+        tags = self._tags(at)
+        table = row.of.tables[at]
+        if reader.epoch != tags.epoch:
+            blocks = table.blocks(reader.first, reader.last)
+            if (tags.stamp[blocks[blocks >= 0]] > reader.epoch).any():
+                reader.reset()
+            reader.epoch = tags.epoch
+        if self.every:
+            reader.reset()
+        reader.keep(reader.first, write)
+        if computed >= row.stop or first >= write:
+            return 0
+        start = reader.last if reader.first <= first <= reader.last else first
+        if start < write:
+            self._verify(row.of, at, tags, table, start, write)
+            if start == first:
+                reader.first = first
+            reader.last = write
+        return reader.cause(first, write) if reader.runs else 0
+
+    def _verify(
+        self, of: Sequence, at: int, tags: Slots, table: Table, first: int, last: int
+    ) -> None:
+        """Slots of the positions ``[first, last)`` hold these positions; note taint."""
+        slots = table.slots(first, last)
+        label = tags.label[slots]
+        wrong = (slots < 0) | ((label != np.arange(first + 1, last + 1)) & (label != ZERO))
+        if wrong.any():
+            offset = int(np.flatnonzero(wrong)[0])
+            slot, found = int(slots[offset]), int(label[offset])
+            rule = "hole" if slot < 0 else "void slot" if found == VOID else "slot position"
+            raise self._fault(
+                rule,
+                "a visible position has no content of its own",
+                of,
+                at,
+                position=first + offset,
+                slot=None if slot < 0 else slot,
+                expected=f"position {first + offset}",
+                found="NULL" if slot < 0 else self._describe(tags, slot),
+            )
+        names = self._names(of, last).of(first, last)
+        cause = tags.taint[slots] & ~np.uint8(SHIFTED)
+        other = tags.name[slots] != names
+        if not other.any() and not cause.any():
+            return
+        zero = label == ZERO
+        cause[zero] |= _ZEROS
+        for offset in np.flatnonzero(other & ~zero).tolist():
+            cause[offset] |= self._why(tags, int(slots[offset]), int(names[offset]), of)
+        edges = np.flatnonzero(np.diff(cause)) + 1
+        reader = self._reading[of.seq].readers[at]
+        for start, stop in zip((0, *edges.tolist()), (*edges.tolist(), len(cause))):
+            if cause[start]:
+                reader.note(first + start, first + stop, int(cause[start]))
+                self._name_first(int(cause[start]), of, at, first + start, int(slots[start]))
+
+    def _why(self, tags: Slots, slot: int, expected: int, of: Sequence) -> int:
+        """Cause of a text that differs."""
+        if tags.taint[slot] & SHIFTED:
+            return _MOVED
+        bare = (int(tags.name[slot]) - expected + self._reading[of.seq].names.seed) % (1 << 64)
+        return _LORA if bare in self._seeds else _TEXT
+
+    def _write(self, row: Settled, at: int, names: Words) -> Ints:
+        """Tag what the row stores in a KV group; returns its slots."""
+        group = self.layout.groups[at]
+        first, write, computed = self._span(row, at)
+        if group.ring:
+            write = max(write, row.stop - group.columns * group.block_size)
+        if write >= row.stop:
+            return np.empty(0, np.int64)
+        slots = row.of.tables[at].slots(write, row.stop)
+        filled = slots >= 0
+        if not filled.all():
+            seen = max(first, write) - write
+            if computed < row.stop and not filled[seen:].all():
+                hole = write + seen + int(np.flatnonzero(~filled[seen:])[0])
+                raise self._fault(
+                    "hole", "the row sees a position it cannot store", row.of, at, position=hole
+                )
+            slots = slots[filled]
+        tags = self._tags(at)
+        label = np.arange(write + 1, row.stop + 1, dtype=np.int32)[filled]
+        text = names[write - row.start :][filled]
+        self._guard(at, None, tags, slots, label, text, row.of)
+        tags.label[slots] = label
+        tags.name[slots] = text
+        return slots
+
+    def _finish(
+        self,
+        row: Settled,
+        names: Words,
+        rings: dict[int, int],
+        wrote: dict[int, Ints],
+        states: int,
+    ) -> None:
+        """Paged reads, saves, and the row's taint on all it wrote."""
+        stages = [0] * self.layout.num_stages
+        stages[0] |= states
+        for at, group in enumerate(self.layout.groups):
+            if group.kind == "kv":
+                cause = rings[at] if group.ring else self._read(row, at)
+                stages[self._stages[at][0]] |= cause | self._hidden(row, at)
+        for stage in range(1, len(stages)):
+            stages[stage] |= stages[stage - 1]
+        self._count(row, stages)
+        for at, slots in wrote.items():
+            cause = stages[self._stages[at][1]]
+            self._taint(row, at, slots, cause)
+        self._save_states(row, names, stages[0])
+
+    def _taint(self, row: Settled, at: int, slots: Ints, cause: int) -> None:
+        """Mark the written slots, and take them over as verified."""
+        tags = self._tags(at)
+        if len(slots):
+            changed = tags.taint[slots] != cause
+            if changed.any():
+                tags.taint[slots] = cause
+                home = self.tables.held[self.layout.groups[at].pool]
+                shared = slots[changed & (home[slots // tags.size] > 1)]
+                if len(shared):
+                    tags.touch(shared)
+        first, write, computed = self._span(row, at)
+        reader = self._reading[row.of.seq].readers[at]
+        group = self.layout.groups[at]
+        if computed < row.stop and write < row.stop:
+            if not reader.first <= first <= reader.last:
+                reader.first = max(first, write)
+            reader.last = row.stop
+            if cause:
+                reader.note(write, row.stop, cause)
+            if group.ring:
+                reader.keep(row.stop - group.columns * group.block_size, row.stop)
+        # an accepted draft is tested against the sequence when it is next seen
+        reader.keep(reader.first, len(row.of.content))
+
+    def _hidden(self, row: Settled, at: int) -> int:
+        """Does the row see less than the cold rule shows?"""
+        if row.spans is None or not row.visible(at):
+            return 0
+        group = self.layout.groups[at]
+        computed = row.compute(self._stages[at][0])
+        if computed >= row.stop:
+            return 0
+        cold = self._reading[row.of.seq].cold
+        shown = max(cold.visible[at] if cold else 0, 0)
+        if group.window is not None:
+            shown = max(shown, computed - group.window + 1)
+        hidden = row.visible(at) > shown and (row.visible(at) < row.stop or row.emits)
+        if hidden:
+            self._name_first(_HIDDEN, row.of, at, shown, NULL)
+        return _HIDDEN if hidden else 0
+
+    # -- states -----------------------------------------------------------------------------
+
+    def _load_states(self, row: Settled) -> int:
+        """Test the states that the row starts from; returns the causes of taint."""
+        cause = 0
+        used = {use.group: use for use in row.states}
+        for at, group in enumerate(self.layout.groups):
+            if group.kind == "state" and group.name in used:
+                cause |= self._load_state(row, at, used[group.name])
+            elif group.kind == "state" and any(
+                layer.group == group.name for layer in self.layout.layers
+            ):
+                raise self._fault("no state", "the row names no state", row.of, at)
+        return cause
+
+    def _load_state(self, row: Settled, at: int, use: StateUse) -> int:
+        if use.load == NULL:
+            if row.start:
+                raise self._fault(
+                    "state position", "the zero state stands at 0", row.of, at, position=row.start
+                )
+            return 0
+        tags = self._tags(at)
+        found = int(tags.label[use.load])
+        if found != row.start + 1:
+            raise self._fault(
+                "void state" if found == VOID else "state position",
+                "the loaded state is not the row's start",
+                row.of,
+                at,
+                position=row.start,
+                slot=use.load,
+                expected=f"position {row.start}",
+                found=self._describe(tags, use.load),
+            )
+        cause = int(tags.taint[use.load]) & ~SHIFTED
+        expected = self._names(row.of, row.start).last(row.start)
+        if int(tags.name[use.load]) != expected:
+            why = self._why(tags, use.load, expected, row.of)
+            cause |= _STATE if why == _TEXT else why
+        self._name_first(cause, row.of, at, row.start, use.load)
+        return cause
+
+    def _save_states(self, row: Settled, names: Words, cause: int) -> None:
+        for use in row.states:
+            at = self.tables.index[use.group]
+            tags = self._tags(at)
+            for position, block in use.saves:
+                if not row.start < position <= row.stop:
+                    raise self._fault(
+                        "state position",
+                        f"a save outside of the row ({row.start}, {row.stop}]",
+                        row.of,
+                        at,
+                        position=position,
+                        slot=block,
+                    )
+                slots = np.array([block])
+                label = np.array([position + 1], np.int32)
+                text = names[position - row.start - 1 : position - row.start]
+                self._guard(at, None, tags, slots, label, text, row.of)
+                tags.label[block] = position + 1
+                tags.name[block] = text[0]
+                tags.taint[block] = cause
+
+    # -- counting ---------------------------------------------------------------------------
+
+    def _count(self, row: Settled, stages: list[int]) -> None:
+        self.tokens += len(row.tokens)
+        if not stages[-1]:
+            return
+        seen = 0
+        for stage, cause in enumerate(stages):
+            computed = max(row.stop - row.compute(stage), 0)
+            for name in _names_of(cause & ~seen):
+                self.taint[name] += computed
+            if cause and not seen:
+                self.tainted += computed
+            seen |= cause
+
+    def _name_first(self, cause: int, of: Sequence, at: int, position: int, slot: int) -> None:
+        for name in _names_of(cause):
+            self.first.setdefault(
+                name,
+                f"step {self._number}, sequence {of.seq}, request {of.request},"
+                f" group {self.layout.groups[at].name}, position {position}, slot {slot}",
+            )
+
+
+def _stages_of(layout: Layout, group: Group) -> tuple[int, int]:
+    """The first stage whose layers read the group, and the last whose layers own its KV."""
+    reads = [layer.stage for layer in layout.layers if layer.group == group.name]
+    owns = [
+        layer.stage for layer in layout.layers if layer.group == group.name and layer.reads is None
+    ]
+    return min(reads, default=0), max(owns, default=0)
+
+
+def _names_of(cause: int) -> Iterable[str]:
+    return (name for at, name in enumerate(CAUSES) if cause >> at & 1)
