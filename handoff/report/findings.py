@@ -18,6 +18,7 @@ __all__ = [
     "evidence_note",
     "gap",
     "lanes_note",
+    "planted",
     "pools",
     "ratio_title",
     "refusals",
@@ -175,6 +176,14 @@ def tags(info: RunInfo) -> str:
     if tainted:
         text += f"; tokens reused that descend from an approximation: {join(tainted)}"
     return f"{text}."
+
+
+def planted(info: RunInfo) -> str:
+    """How many planted handoff faults were caught; empty if none were planted."""
+    if info.planted is None:
+        return ""
+    caught, number = info.planted
+    return f"{count(caught)} of {plural(number, 'planted fault')} caught."
 
 
 def strip_title(one: Strip) -> str:

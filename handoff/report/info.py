@@ -59,14 +59,13 @@ class RowInfo(_Record):
     """One row of the tables: a framework with one set of options.
 
     ``run`` is the ledger's label. ``pool`` says the budget in the framework's own units
-    ("65,537 blocks of 16"), ``options`` are those that differ from upstream's defaults,
-    ``derived`` values that the engine set by itself.
+    ("65,537 blocks of 16"), ``derived`` are option values that the engine set by itself (the
+    ledger has those that were asked for).
     """
 
     run: str
     pool: str = ""
     pool_tokens: int | None = None
-    options: Mapping[str, Any] = {}
     derived: Mapping[str, Any] = {}
     left_out: Mapping[str, str] = {}
     truth: Truth | None = None

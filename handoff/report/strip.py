@@ -115,7 +115,7 @@ def _row(entry: pd.Series) -> StripRow:
     lanes = parse(entry["lanes"]) or {}
     return StripRow(
         run=str(entry["run"]),
-        label=label(str(entry["run"]), str(entry["title"])),
+        label=label(str(entry["run"]), str(entry["adapter"]), str(entry["title"])),
         describe=str(entry["describe"]),
         evidence=str(entry["evidence"]),
         hit=int(entry["hit_tokens"]),

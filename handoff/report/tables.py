@@ -18,10 +18,10 @@ from . import findings
 from .info import RunInfo
 from .palette import ASCII, CLASSES, FLAGS, dark_ink
 from .strip import Run, Strip, cells, median_request, strip
-from .totals import Total, totals
+from .totals import Total, common, scenario_names, totals
 from .words import count, percent, plural, points, seconds
 
-__all__ = ["five_rows", "render_run", "render_strip", "row_facts", "scenario_names", "strip_lines"]
+__all__ = ["five_rows", "render_run", "render_strip", "row_facts", "strip_lines"]
 
 _NARROW = 80
 _SEPARATOR = "  "
@@ -43,11 +43,6 @@ class _Column:
         return text.rjust(self.width) if self.right else text.ljust(self.width)
 
 
-def scenario_names(frame: pd.DataFrame) -> list[str]:
-    """The scenarios of a ledger in the order in which they appear."""
-    return [str(name) for name in frame["scenario"].drop_duplicates()]
-
-
 def render_run(
     console: Console,
     frame: pd.DataFrame,
@@ -65,8 +60,9 @@ def render_run(
     out = _Printer(console, ascii_only)
     if strips is None:
         strips = len(names) <= 3
+    whole = totals(common(frame))
     if len(names) > 1:
-        out.say(findings.answer(totals(frame), plural(len(names), "scenario")), style="bold")
+        out.say(findings.answer(whole, plural(len(names), "scenario")), style="bold")
         out.say()
     for name in names:
         part = frame[frame["scenario"] == name]
@@ -85,10 +81,9 @@ def render_run(
                 out.say(f"Expected, but not so: {kept.words}", style="bold")
         out.say()
     if len(names) > 1:
-        rows = totals(frame)
         out.say("All scenarios together", style="bold")
-        out.say(findings.window(rows, info), style="dim")
-        five_rows(console, rows, ascii_only=ascii_only)
+        out.say(findings.window(whole, info), style="dim")
+        five_rows(console, whole, ascii_only=ascii_only)
         out.say()
     for line in row_facts(totals(frame), info):
         out.say(line, style="dim", indent="  ")
@@ -104,9 +99,8 @@ def row_facts(rows: Sequence[Total], info: RunInfo) -> list[str]:
     for row in rows:
         facts = info.row(row.run)
         parts = [row.describe, facts.pool]
-        changed = [f"{name}={value}" for name, value in facts.options.items()]
-        if changed:
-            parts.append("not upstream's default: " + ", ".join(changed))
+        if row.options:
+            parts.append(f"not upstream's default: {row.options}")
         if facts.derived:
             parts.append(
                 "set by the engine: " + ", ".join(f"{k}={v}" for k, v in facts.derived.items())

@@ -19,7 +19,19 @@ from handoff.adapter import ORDER
 
 from .palette import LOSSES, WATERFALL
 
-__all__ = ["Fall", "Total", "counted", "label", "parse", "run_order", "totals", "waterfall"]
+__all__ = [
+    "Fall",
+    "Total",
+    "common",
+    "counted",
+    "label",
+    "option_words",
+    "parse",
+    "run_order",
+    "scenario_names",
+    "totals",
+    "waterfall",
+]
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,8 @@ class Total:
     Token fields count prompt positions; ``lost`` has an item for every reason. ``again`` are
     re-admissions after preemption, ``recomputed`` the tokens they computed again. ``split`` counts
     requests in which a layer group computed positions that others reused, or none at all.
+    ``describe`` and ``options`` (those that differ from upstream's defaults) are in words; where
+    scenarios differ they say so.
     """
 
     run: str
@@ -37,6 +51,7 @@ class Total:
     upstream: str
     evidence: str
     describe: str
+    options: str
     requests: int
     refused: int
     aborted: int
@@ -61,7 +76,7 @@ class Total:
     @property
     def label(self) -> str:
         """What the row is called: the framework's title and the options that tell rows apart."""
-        return label(self.run, self.title)
+        return label(self.run, self.adapter, self.title)
 
     @cached_property
     def shared_ratio(self) -> float | None:
@@ -114,10 +129,16 @@ def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def label(run: str, title: str) -> str:
-    """``vLLM`` or ``vLLM block_size=32``: the title and what follows ``:`` in the row's name."""
-    _, _, options = run.partition(":")
-    return f"{title} {options}" if options else title
+def label(run: str, adapter: str, title: str) -> str:
+    """What a row is called: ``vLLM``, ``vLLM block_size=32``, or its own name after the title.
+
+    >>> label("vllm", "vllm", "vLLM"), label("vllm:block_size=32", "vllm", "vLLM")
+    ('vLLM', 'vLLM block_size=32')
+    """
+    if run == adapter:
+        return title
+    own = run.removeprefix(f"{adapter}:")
+    return own if own.startswith(title) else f"{title} {own}"
 
 
 def run_order(frame: pd.DataFrame) -> list[str]:
@@ -129,6 +150,11 @@ def run_order(frame: pd.DataFrame) -> list[str]:
     return [run for run, _ in rows]
 
 
+def scenario_names(frame: pd.DataFrame) -> list[str]:
+    """The scenarios of a ledger in the order in which they appear."""
+    return [str(name) for name in frame["scenario"].drop_duplicates()]
+
+
 def counted(frame: pd.DataFrame) -> pd.DataFrame:
     """The entries that enter ratios: first admissions of requests that finished."""
     return frame[(frame["attempt"] == 0) & (frame["status"] == "done")]
@@ -137,6 +163,30 @@ def counted(frame: pd.DataFrame) -> pd.DataFrame:
 def parse(text: object) -> Any:
     """The value of one of the ledger's JSON columns; an empty or missing one is ``None``."""
     return json.loads(text) if isinstance(text, str) and text else None
+
+
+def option_words(options: object) -> str:
+    """The ledger's options column in words: ``block_size=32, eagle=True``."""
+    values = parse(options) or {}
+    return ", ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _one_of(texts: pd.Series) -> str:
+    found = list(texts.drop_duplicates())
+    return str(found[0]) if len(found) == 1 else "differs by scenario"
+
+
+def common(frame: pd.DataFrame) -> pd.DataFrame:
+    """What can be summed over scenarios and still be compared: the same rows over the same input.
+
+    The rows that took part in most scenarios, over the scenarios in which all of them did.
+    """
+    took_part = frame.groupby("run")["scenario"].nunique()
+    rows = set(took_part.index[took_part == took_part.max()])
+    mine = frame[frame["run"].isin(rows)]
+    present = mine.groupby("scenario")["run"].nunique()
+    full = present.index[present == len(rows)]
+    return mine[mine["scenario"].isin(full)] if len(full) else frame
 
 
 def totals(frame: pd.DataFrame, scenario: str | None = None) -> list[Total]:
@@ -168,7 +218,8 @@ def _total(entries: pd.DataFrame) -> Total:
         title=str(first["title"]),
         upstream=str(first["upstream"]),
         evidence=str(first["evidence"]),
-        describe=str(first["describe"]),
+        describe=_one_of(entries["describe"]),
+        options=_one_of(entries["options"].map(option_words)),
         requests=len(done),
         refused=int(status.str.startswith("refused").sum()),
         aborted=int((status == "aborted").sum()),

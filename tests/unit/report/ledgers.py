@@ -72,7 +72,7 @@ def entry(
     kept = [(r.start, r.stop) for r in runs if r.kind in ("reused", "moved")]
     cold = flops([(0, prompt)])
     values: dict[str, Any] = {
-        "options": {},
+        "options": {"block_size": unit},
         "attempt": 0,
         "arrival_s": 0.0,
         "prompt_tokens": prompt,
@@ -145,7 +145,6 @@ def info(**fields: Any) -> RunInfo:
                 run=adapter,
                 pool=f"{1048576 // unit:,} blocks of {unit}",
                 pool_tokens=1048576,
-                options={"block_size": unit},
                 left_out={"workers": "no tensors are planned"},
                 truth=Truth(ok=True, max_error=3.1e-6, tolerance=1e-4, rows=12),
                 tags=Tags(steps=40),
