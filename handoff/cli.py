@@ -1,0 +1,284 @@
+"""The ``handoff`` command: thin commands over the library, one line for every mistake.
+
+Exit codes: 0 fine, 1 a check failed, 2 bad input, 130 interrupted. Tables go to standard output,
+progress and errors to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from .errors import BadInput, HandoffError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="handoff",
+    help="What five LLM inference frameworks do after a prefix-cache hit, and what it saves.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Speed: the planner on a public trace, kernels against baselines.")
+app.add_typer(bench_app, name="bench")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Sets = Annotated[
+    list[str],
+    typer.Option("--set", metavar="ADAPTER.OPTION=VALUE", help="An option value; repeatable."),
+]
+Adapters = Annotated[
+    list[str],
+    typer.Option("--adapters", "--adapter", metavar="NAME[,NAME]", help="Only these adapters."),
+]
+PoolTokens = Annotated[
+    int | None,
+    typer.Option("--pool-tokens", min=1, help="One memory budget for all rows, in tokens."),
+]
+
+
+def main(argv: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit; every user error is one line and exit code 2."""
+    try:
+        code = app(args=argv, prog_name="handoff", standalone_mode=False)
+    except typer.Abort:
+        sys.exit(130)
+    except HandoffError as error:
+        if "--debug" in (argv or sys.argv):
+            raise
+        _fail(str(error))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:  # usage errors: their class moved between versions of typer
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            print(message())
+            sys.exit(2)
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context else "handoff"
+        _fail(f"{message().rstrip('.')}. See: {path} --help")
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str) -> NoReturn:
+    print(f"error {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"handoff {version('handoff')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Options that all commands share."""
+
+
+# -- what is there ---------------------------------------------------------------------------
+
+
+@app.command()
+def adapters(
+    name: Annotated[str | None, typer.Argument(help="Show one adapter with its options.")] = None,
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="Show what is not modelled, and why.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List adapters: pinned version, evidence, options with upstream's defaults."""
+    from .listing import adapter_facts, show_adapter, show_adapters
+
+    if as_json:
+        from .adapter import names
+
+        chosen = [name] if name else names()
+        _print_json([adapter_facts(each) for each in chosen])
+    elif name:
+        show_adapter(name, left_out=left_out)
+    else:
+        show_adapters(left_out=left_out)
+
+
+@app.command()
+def scenarios(as_json: Json = False) -> None:
+    """List the built-in scenarios and the question each of them asks."""
+    from .workload.scenario import builtin, load_scenario
+
+    found = [load_scenario(name) for name in builtin()]
+    if as_json:
+        _print_json(
+            [
+                {"name": s.name, "question": s.question, "notice": s.notice.strip()}
+                | {"requests": len(s.requests)}
+                for s in found
+            ]
+        )
+        return
+    from .listing import show_scenarios
+
+    show_scenarios(found)
+
+
+# -- runs --------------------------------------------------------------------------------------
+
+
+@app.command("run")
+def run_command(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCENARIO|FILE]...",
+            help="Built-in scenarios, YAML files or Mooncake-format .jsonl[.gz]; default: all.",
+        ),
+    ] = None,
+    adapters: Adapters = [],  # noqa: B006
+    execute: Annotated[
+        bool | None,
+        typer.Option(
+            "--execute/--plan-only",
+            help="Execute every Step and compare with a cold recompute (default for scenarios).",
+        ),
+    ] = None,
+    sets: Sets = [],  # noqa: B006
+    pool_tokens: PoolTokens = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N requests of a trace.")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="Model preset or config.json whose FLOPs are counted.")
+    ] = "llama-3.1-8b",
+    device: Annotated[str, typer.Option(help="Device of the roofline times.")] = "H200",
+    seed: Annotated[int, typer.Option(help="Seed of weights, sampler and drafter.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder of ledger and report.")] = Path("out"),
+    bad_lines: Annotated[
+        str, typer.Option(help="Unreadable trace lines: stop, or skip (and count).")
+    ] = "stop",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what an interrupted run finished in --out.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve scenarios or a trace with every adapter; tables, ledger and report."""
+    from .command import RunPlan, execute_plan
+
+    if bad_lines not in ("stop", "skip"):
+        raise BadInput(f"--bad-lines is stop or skip, not {bad_lines!r}")
+    plan = RunPlan(
+        sources=list(sources or ()),
+        adapters=_names(adapters),
+        sets=_sets(sets),
+        pool_tokens=pool_tokens,
+        execute=execute,
+        limit=limit,
+        model=model,
+        device=device,
+        seed=seed,
+        out=out,
+        skip_bad=bad_lines == "skip",
+        resume=resume,
+        command=_command_line(),
+    )
+    raise typer.Exit(execute_plan(plan, as_json=as_json))
+
+
+@app.command()
+def conform(
+    path: Annotated[Path, typer.Argument(help="A folder of recordings, or one file of it.")],
+    adapter: Annotated[
+        str | None, typer.Option(help="Adapter; default: the folder's name.")
+    ] = None,
+    config: Annotated[
+        list[str], typer.Option(metavar="NAME", help="Only these configurations; repeatable.")
+    ] = [],  # noqa: B006
+    require: Annotated[int, typer.Option(min=0, help="Fail unless at least N cases agree.")] = 0,
+    workloads: Annotated[Path | None, typer.Option(help="Workloads file.")] = None,
+    configs: Annotated[Path | None, typer.Option(help="Configurations file.")] = None,
+    line: Annotated[int | None, typer.Option(min=1, help="Only this line of a file.")] = None,
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Also run the content-tag pass over every Step.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Replay recordings of upstream against an adapter, case by case."""
+    from .command import conform_command
+
+    raise typer.Exit(
+        conform_command(
+            path,
+            adapter=adapter,
+            configs=config,
+            require=require,
+            workloads=workloads,
+            configs_file=configs,
+            line=line,
+            tags=tags,
+            as_json=as_json,
+        )
+    )
+
+
+# -- helpers -----------------------------------------------------------------------------------
+
+
+def _names(given: list[str]) -> list[str]:
+    """Adapter names of ``--adapters``, comma separated or repeated; all installed by default."""
+    from .adapter import load, names
+
+    chosen = [part.strip() for item in given for part in item.split(",") if part.strip()]
+    if given and not chosen:
+        raise BadInput("--adapters names no adapter")
+    for name in chosen:
+        load(name)
+    return list(dict.fromkeys(chosen)) or names()
+
+
+def _sets(given: list[str]) -> dict[str, dict[str, Any]]:
+    """``--set`` values by adapter; values are read as YAML scalars, names are checked."""
+    import yaml
+
+    from .adapter import load, make_options
+
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        name, dot, rest = text.partition(".")
+        option, equals, value = rest.partition("=")
+        if not (dot and equals and name and option):
+            raise BadInput(f"--set {text}: give ADAPTER.OPTION=VALUE")
+        load(name)
+        try:
+            found.setdefault(name, {})[option] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            found.setdefault(name, {})[option] = value
+    for name, values in found.items():
+        make_options(load(name), values)
+    return found
+
+
+def _command_line() -> str:
+    import shlex
+
+    return shlex.join(["handoff", *sys.argv[1:]])
+
+
+def _print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False))
