@@ -1,0 +1,145 @@
+"""Where each prompt position went: nested prefix lengths turned into a partition of the prompt.
+
+Every border is a prefix length, so the classes sum to the prompt exactly, for any input:
+
+    ever computed >= same isolation key >= ever findable >= raw >= ... >= hit >= start
+
+``[0, start)`` is reused, ``[start, hit)`` replay, ``[hit, raw)`` the framework's own deductions in
+its own order, ``[raw, findable)`` was findable once and is gone (evicted, or held in a place that
+was not chosen), ``[findable, key)`` was computed but never made findable, ``[key, computed)``
+belongs to another tenant or adapter, and the rest is fresh. Lengths are first cut to whole units of
+the framework; what no unit could have covered is alignment, stored or not.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from handoff.types import Group, Handoff, Spans
+
+from .entries import Run
+
+__all__ = ["Shared", "classify", "lanes"]
+
+
+class Shared(NamedTuple):
+    """How much of a prompt this run of one adapter had seen before, in tokens.
+
+    ``computed`` under any isolation key, ``key`` under the request's own, ``findable`` under its
+    own and once inserted into the index.
+    """
+
+    computed: int
+    key: int
+    findable: int
+
+
+def classify(handoff: Handoff, shared: Shared, length: int, *, inserts: bool) -> tuple[Run, ...]:
+    """The partition of ``[0, length)`` into classes; ``inserts`` is false if caching is off."""
+    hit, unit = min(handoff.hit_tokens, length), max(handoff.unit, 1)
+    found = min(max(handoff.raw_tokens, hit), length)
+
+    def whole(tokens: int, least: int) -> int:
+        return max(least, min(tokens, length) // unit * unit)
+
+    findable = whole(shared.findable, found)
+    elsewhere = min(max(found, handoff.elsewhere), length)
+    findable = max(findable, elsewhere)
+    key = whole(shared.key, findable)
+    computed = whole(shared.computed, key)
+    edge = max(computed, min(shared.computed, length))
+
+    runs = _granted(handoff, hit)
+    for deduction in reversed(handoff.deductions):  # they lie from the raw end downwards
+        start, stop = max(deduction.start, hit), min(deduction.stop, length)
+        runs.append(Run(deduction.reason, start, stop))
+    runs += [
+        Run("slot_choice", found, elsewhere),
+        Run("evicted", elsewhere, findable),
+        Run("not_stored" if inserts else "disabled", findable, key),
+        Run("isolation", key, computed),
+        Run("alignment", computed, edge),
+        Run("fresh", edge, length),
+    ]
+    return _joined(runs)
+
+
+def _granted(handoff: Handoff, hit: int) -> list[Run]:
+    """``[0, hit)``: reused, moved chunks in it, and the replayed end."""
+    start = min(handoff.start, hit)
+    runs = []
+    at = 0
+    for first, last in sorted(handoff.moved_spans):
+        runs += [Run("reused", at, min(first, start)), Run("moved", first, min(last, start))]
+        at = max(at, min(last, start))
+    return [*runs, Run("reused", at, start), Run("replay", start, hit)]
+
+
+def _joined(runs: list[Run]) -> tuple[Run, ...]:
+    """Empty runs dropped, neighbours of one kind made one."""
+    out: list[Run] = []
+    for run in runs:
+        if run.start >= run.stop:
+            continue
+        if out and out[-1].kind == run.kind and out[-1].stop == run.start:
+            out[-1] = Run(run.kind, out[-1].start, run.stop)
+        else:
+            out.append(run)
+    return tuple(out)
+
+
+def lanes(
+    handoff: Handoff,
+    runs: tuple[Run, ...],
+    stages: dict[str, int],
+    groups: tuple[Group, ...],
+) -> dict[str, tuple[Run, ...]]:
+    """The partition per group, where groups differ; empty where the request's classes say it all.
+
+    ``stages`` is the stage of each group that owns layers. A group that matched more than the hit
+    computes that part again (``recomputed``); a stage that starts later than the first one reuses
+    what it does not compute, or would not compute it without a hit either (``unneeded``).
+    """
+    spans, cold = handoff.spans, handoff.cold
+    matched = {answer.group: answer.matched for answer in handoff.groups}
+    starts = {group.name: _stage_start(spans, stages.get(group.name, 0)) for group in groups}
+    colds = {group.name: _stage_start(cold, stages.get(group.name, 0)) for group in groups}
+    deeper = any(start is not None for start in (*starts.values(), *colds.values()))
+    if len(set(matched.values())) < 2 and not deeper:
+        return {}
+    out = {}
+    for group in groups:
+        name = group.name
+        first = starts[name]
+        start = handoff.start if first is None else first
+        again = (handoff.hit_tokens, matched.get(name, 0))
+        out[name] = _lane(runs, start, colds[name] or 0, again)
+    return out
+
+
+def _stage_start(spans: Spans | None, stage: int) -> int | None:
+    """Where a deeper stage starts to compute, if it starts later than the first."""
+    if spans is None or stage == 0 or spans.compute[stage] == spans.compute[0]:
+        return None
+    return spans.compute[stage]
+
+
+def _lane(runs: tuple[Run, ...], start: int, cold: int, again: tuple[int, int]) -> tuple[Run, ...]:
+    """One group's lane: it computes from ``start`` on, cold from ``cold`` on."""
+    length = runs[-1].stop if runs else 0
+    edges = {run.start for run in runs} | {length}
+    edges |= {edge for edge in (start, cold, *again) if 0 < edge < length}
+    marks = sorted(edges)
+    out = []
+    for first, last in pairwise(marks):
+        kind = next(run.kind for run in runs if run.start <= first < run.stop)
+        if first < start:
+            if first < cold:
+                kind = "unneeded"
+            elif kind == "replay" or first >= again[0]:
+                kind = "reused"
+        elif kind == "replay" or again[0] <= first < again[1]:
+            kind = "recomputed"
+        out.append(Run(kind, first, last))
+    return _joined(out)
