@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 from handoff.model.presets import LayerShape, Model
 from handoff.types import Group, Layout, Spans, Step
 
-from .flops import Work, layer_work
-from .roofline import Device, seconds
+from .flops import Work, layer_work, visible_keys, visible_pairs
+from .roofline import Device, Roofline
 
 __all__ = ["Costs", "Placed", "place"]
 
@@ -54,21 +56,21 @@ class Costs:
 
     def __init__(self, model: Model, layout: Layout, device: Device | None = None) -> None:
         self.model = model
-        self.device = device
-        self._layout = layout
+        self._roofline = Roofline(device, model) if device is not None else None
+        self._groups = [group.name for group in layout.groups]
         self._placed = place(model, layout)
-        self._slot_bytes = [0] * len(layout.groups)
+        self._slot_bytes = dict.fromkeys(self._groups, 0)
         for placed, count in self._placed.items():
-            size = placed.shape.kv_bytes or placed.shape.state_bytes
             if placed.own_kv:
-                self._slot_bytes[placed.group] += count * size
+                size = placed.shape.kv_bytes + placed.shape.state_bytes
+                self._slot_bytes[self._groups[placed.group]] += count * size
+        self._plain = _Plain(self._placed)
 
     def slot_bytes(self, group: str) -> int:
         """Bytes of one position (or one state) in all layers of a group."""
-        names = [each.name for each in self._layout.groups]
-        return self._slot_bytes[names.index(group)]
+        return self._slot_bytes[group]
 
-    def parts(self, start: int, stop: int, spans: Spans | None) -> dict[str, Work]:
+    def parts(self, start: int, stop: int, spans: Spans | None = None) -> dict[str, Work]:
         """The work of positions ``[start, stop)`` of one row, by group."""
         out: dict[str, Work] = {}
         for placed, count in self._placed.items():
@@ -80,16 +82,18 @@ class Costs:
             work = layer_work(
                 placed.shape, first, stop, visible=visible, write=write, own_kv=placed.own_kv
             )
-            name = self._layout.groups[placed.group].name
+            name = self._groups[placed.group]
             out[name] = out.get(name, Work()).plus(work.times(count))
         return out
 
     def row(self, start: int, stop: int, spans: Spans | None = None, heads: int = 0) -> Work:
         """The work of positions ``[start, stop)`` of one row, ``heads`` of them with logits."""
-        total = Work(head=2 * heads * self.model.head, positions=stop - start)
+        head = Work(head=2 * heads * self.model.head, positions=stop - start)
+        if spans is None:
+            return self._plain.row(start, stop).plus(head)
         for work in self.parts(start, stop, spans).values():
-            total = total.plus(work)
-        return total
+            head = head.plus(work)
+        return head
 
     def cold(self, length: int, spans: Spans | None = None) -> Work:
         """A prompt without any hit, in one row, with the logits of its last position."""
@@ -97,7 +101,7 @@ class Costs:
 
     def seconds(self, work: Work) -> float:
         """Roofline time of a step that does just this; 0 without a device."""
-        return 0.0 if self.device is None else seconds(self.device, self.model, work)
+        return 0.0 if self._roofline is None else self._roofline.seconds(work)
 
     def cold_seconds(self, length: int, spans: Spans | None, chunk: int) -> float:
         """Roofline time of a cold prompt in chunks of ``chunk`` tokens (at least 512)."""
@@ -109,7 +113,56 @@ class Costs:
 
     def step_seconds(self, step: Step) -> float:
         """Roofline time of a whole Step (weights are read once for all of its rows)."""
-        total = Work()
+        if self._roofline is None or not step.rows:
+            return 0.0
+        plain = [(row.start, row.stop) for row in step.rows if row.spans is None]
+        total = self._plain.rows(plain)
         for row in step.rows:
-            total = total.plus(self.row(row.start, row.stop, row.spans, row.emits))
-        return self.seconds(total) if step.rows else 0.0
+            if row.spans is not None:
+                total = total.plus(self.row(row.start, row.stop, row.spans))
+        heads = sum(row.emits for row in step.rows)
+        positions = sum(stop - start for start, stop in plain)
+        return self.seconds(total.plus(Work(head=2 * heads * self.model.head, positions=positions)))
+
+
+class _Plain:
+    """Rows without spans: what all layers together cost, by window."""
+
+    def __init__(self, placed: dict[Placed, int]) -> None:
+        one = Work()  # a position without attention
+        by_window: dict[tuple[int | None, int | None], tuple[int, int]] = {}
+        self._state_bytes = 0
+        for (shape, _, _, own_kv), count in placed.items():
+            attention_free = replace(shape, pair=0)
+            one = one.plus(layer_work(attention_free, 0, 1, own_kv=own_kv).times(count))
+            self._state_bytes += count * shape.state_bytes
+            if shape.kind == "kv":
+                limits = shape.window, shape.local
+                pair, size = by_window.get(limits, (0, 0))
+                by_window[limits] = pair + count * shape.pair, size + count * shape.kv_bytes
+        self._one = one._replace(read=0, written=one.written - self._state_bytes)
+        self._by_window = list(by_window.items())
+
+    def row(self, start: int, stop: int) -> Work:
+        """The work of one row, logits left out and positions not counted."""
+        return self.rows([(start, stop)])
+
+    def rows(self, rows: Sequence[tuple[int, int]]) -> Work:
+        """The work of several rows of different sequences."""
+        count = sum(stop - start for start, stop in rows)
+        pairs = keys = 0
+        for (window, local), (pair, size) in self._by_window:
+            for start, stop in rows:
+                if window is None and local is None:
+                    pairs += pair * ((stop * (stop + 1) - start * (start + 1)) // 2)
+                    keys += size * stop
+                else:
+                    pairs += pair * visible_pairs(start, stop, window=window, local=local)
+                    keys += size * visible_keys(start, stop, window=window, local=local)
+        resumed = sum(start > 0 for start, _ in rows)
+        work = self._one.times(count)
+        return work._replace(
+            attention=pairs,
+            read=keys + resumed * self._state_bytes,
+            written=work.written + len(rows) * self._state_bytes,
+        )

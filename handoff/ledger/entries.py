@@ -114,7 +114,7 @@ class Entry:
             _check_partition(self.request, lane, self.prompt_tokens)
         assert set(self.tokens) <= set(CLASSES), f"{self.request}: {set(self.tokens)}"
         if self.attempt == 0:
-            served = self.count("reused") + self.count("moved") + self.count("replay")
+            served = self.reused + self.moved + self.count("replay")
             assert served == self.hit_tokens, (
                 f"{self.request}: hit {self.hit_tokens} is not reused + moved + replay {served}"
             )
@@ -122,6 +122,21 @@ class Entry:
     def count(self, kind: str) -> int:
         """Prompt tokens of one class of ``CLASSES``."""
         return self.tokens.get(kind, 0)
+
+    @property
+    def reused(self) -> int:
+        """Prompt tokens served from cached KV, nothing of them computed."""
+        return self.count("reused")
+
+    @property
+    def moved(self) -> int:
+        """Prompt tokens reused although they are no prefix."""
+        return self.count("moved")
+
+    @property
+    def fresh(self) -> int:
+        """Prompt tokens beyond everything that was ever computed."""
+        return self.count("fresh")
 
     @property
     def lost(self) -> dict[str, int]:
@@ -136,8 +151,8 @@ class Entry:
     @property
     def token_weights_flops(self) -> int:
         """Saved FLOPs less the reused and moved tokens' share of the cold FLOPs (signed)."""
-        gained = self.count("reused") + self.count("moved")
-        return self.saved_flops - self.cold_flops * gained // max(self.prompt_tokens, 1)
+        gained = self.cold_flops * (self.reused + self.moved) // max(self.prompt_tokens, 1)
+        return self.saved_flops - gained
 
     @property
     def counted(self) -> bool:

@@ -10,6 +10,7 @@ attention reads the visible keys once a row and writes the new ones.
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from dataclasses import dataclass
 
 from handoff.errors import BadInput
@@ -17,7 +18,7 @@ from handoff.model.presets import Model
 
 from .flops import Work
 
-__all__ = ["DEVICES", "Device", "device", "seconds", "weights_read"]
+__all__ = ["DEVICES", "Device", "Roofline", "device"]
 
 COMPUTE, BANDWIDTH = 0.6, 0.8
 """Parts of the peaks that are reached."""
@@ -60,21 +61,32 @@ def device(name: str) -> Device:
     raise BadInput(f"no device {name!r}.{hint} Known: {', '.join(d.name for d in DEVICES)}")
 
 
-def weights_read(model: Model, positions: int) -> float:
-    """Bytes of weights that a step over ``positions`` positions reads (expected, for experts)."""
-    total = float(model.head)
-    for layer in model.layers:
-        total += layer.weights
-        if layer.experts:
-            unused = (1 - layer.active / layer.experts) ** positions
-            total += layer.experts * layer.expert * (1 - unused)
-    return total * model.weight_bytes
+class Roofline:
+    """Times of steps of one model on one device."""
 
+    def __init__(self, device: Device, model: Model) -> None:
+        self.device = device
+        self.model = model
+        self._dense = (
+            model.head + sum(layer.weights for layer in model.layers)
+        ) * model.weight_bytes
+        routed: Counter[float] = Counter()
+        for layer in model.layers:
+            if layer.experts:
+                size = layer.experts * layer.expert * model.weight_bytes
+                routed[layer.active / layer.experts] += size
+        self._routed = dict(routed)  # part of the experts that one position uses -> bytes of all
 
-def seconds(device: Device, model: Model, work: Work) -> float:
-    """Roofline time of one step that does ``work``."""
-    linear = work.flops - work.attention - work.recurrent
-    compute, bandwidth = COMPUTE * device.flops, BANDWIDTH * device.bandwidth
-    maps = max(linear / compute, weights_read(model, work.positions) / bandwidth)
-    mixing = work.attention + work.recurrent
-    return maps + max(mixing / compute, (work.read + work.written) / bandwidth)
+    def weights_read(self, positions: int) -> float:
+        """Bytes of weights that a step over ``positions`` reads (expected, for experts)."""
+        total = float(self._dense)
+        for used, size in self._routed.items():
+            total += size * (1 - (1 - used) ** positions)
+        return total
+
+    def seconds(self, work: Work) -> float:
+        """Roofline time of one step that does ``work``."""
+        mixing = work.attention + work.recurrent
+        compute, bandwidth = COMPUTE * self.device.flops, BANDWIDTH * self.device.bandwidth
+        maps = max((work.flops - mixing) / compute, self.weights_read(work.positions) / bandwidth)
+        return maps + max(mixing / compute, (work.read + work.written) / bandwidth)

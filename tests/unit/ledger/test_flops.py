@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handoff.errors import BadInput
+from handoff.index.spans import Seq
 from handoff.ledger.costs import Costs, place
 from handoff.ledger.flops import Work, layer_work, visible_keys, visible_pairs
-from handoff.ledger.roofline import BANDWIDTH, COMPUTE, DEVICES, device, weights_read
+from handoff.ledger.roofline import BANDWIDTH, COMPUTE, DEVICES, Roofline, device
 from handoff.model.presets import LayerShape, load_model, preset, preset_names
-from handoff.types import Group, Layer, Layout, Pool, Spans
+from handoff.types import Group, Layer, Layout, Pool, Row, Spans, Step
 
 limits = st.one_of(st.none(), st.integers(1, 9))
 
@@ -187,6 +188,8 @@ def test_chunks_add_up_and_saving_lies_between_hit_squared_and_hit(
     spent = costs.row(hit, length, heads=1)
     parts = costs.row(hit, cut).plus(costs.row(cut, length, heads=1))
     assert parts.flops == spent.flops
+    spans = Spans(compute=(hit,), write=(hit,), visible=(0,))
+    assert costs.row(hit, length, spans, heads=1) == spent  # the general path, group by group
     saved = (cold.flops - cold.head) - (spent.flops - spent.head)
     whole = cold.flops - cold.head
     assert hit * hit * whole <= saved * length * length
@@ -210,8 +213,19 @@ def test_roofline_is_the_slower_of_arithmetic_and_traffic() -> None:
 
 def test_experts_are_read_as_far_as_they_are_used() -> None:
     model = preset("mixtral-8x7b")
+    weights_read = Roofline(device("H100"), model).weights_read
     expert = 3 * 4096 * 14336
     always = model.parameters - 32 * 8 * expert
-    assert weights_read(model, 1) == pytest.approx(2 * (always + 32 * 2 * expert))
-    assert weights_read(model, 2) == pytest.approx(2 * (always + 32 * 3.5 * expert))
-    assert weights_read(model, 500) == pytest.approx(2 * model.parameters)
+    assert weights_read(1) == pytest.approx(2 * (always + 32 * 2 * expert))
+    assert weights_read(2) == pytest.approx(2 * (always + 32 * 3.5 * expert))
+    assert weights_read(500) == pytest.approx(2 * model.parameters)
+
+
+def test_a_step_reads_its_weights_once() -> None:
+    costs = Costs(preset("llama-3.1-8b"), plain(), device("H200"))
+    rows = tuple(Row(seq, 100, Seq([1])) for seq in range(8))
+    alone = costs.step_seconds(Step(0, 0, -1, rows=rows[:1]))
+    spread = tuple(row._replace(spans=Spans((100,), (100,), (0,))) for row in rows[4:])
+    together = costs.step_seconds(Step(0, 0, -1, rows=rows[:4] + spread))
+    assert alone < together < 1.02 * alone
+    assert costs.step_seconds(Step(0, 0, -1)) == 0
