@@ -237,6 +237,22 @@ def conform(
     )
 
 
+@app.command()
+def report(
+    ledgers: Annotated[
+        list[Path], typer.Argument(metavar="LEDGER...", help="ledger.parquet files of runs.")
+    ],
+    formats: Annotated[str, typer.Option("--format", help="html, md, or both: html,md.")] = (
+        "html,md"
+    ),
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
+) -> None:
+    """Write the report page and its Markdown from ledgers of earlier runs."""
+    from .command import report_command
+
+    report_command(ledgers, [part.strip() for part in formats.split(",")], out)
+
+
 # -- helpers -----------------------------------------------------------------------------------
 
 

@@ -180,7 +180,6 @@ def run_row(
         run=spec.label,
         pool=", ".join(f"{name} {value:,}" for name, value in budget.items() if _is_count(value)),
         pool_tokens=tokens,
-        options=changed,
         left_out=dict(adapter.left_out),
         truth=truth.verdict() if truth is not None else None,
         tags=Tags(steps=outcome.steps, faults=0, tainted=tags.num_tainted) if tags else None,
