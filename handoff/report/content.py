@@ -110,8 +110,8 @@ def build(frame: pd.DataFrame, info: RunInfo) -> Content:
     several = len(names) > 1
     shared = common(frame)
     every = totals(frame)
-    whole = _part(shared, info, "" if several else names[0], several)
-    parts = [_part(frame[frame["scenario"] == name], info, name, False) for name in names]
+    whole = _part(shared, info, None if several else names[0], title="" if several else names[0])
+    parts = [_part(frame[frame["scenario"] == name], info, name) for name in names]
     falls = tuple((row, tuple(waterfall(row))) for row in whole.rows)
     requests, number = _requests(frame)
     ratio, below, above = grids.ratio(whole.rows, shared)
@@ -138,16 +138,16 @@ def build(frame: pd.DataFrame, info: RunInfo) -> Content:
     )
 
 
-def _part(frame: pd.DataFrame, info: RunInfo, name: str, several: bool) -> Part:
+def _part(frame: pd.DataFrame, info: RunInfo, name: str | None, title: str = "") -> Part:
     rows = totals(frame)
-    facts = info.scenario(name)
+    facts = info.scenario(name) if name is not None else ScenarioInfo(name="")
     chosen = median_request(frame)
     return Part(
-        name=name,
+        name=name or "",
         facts=facts,
-        sentence=findings.answer(rows, "" if several else name),
+        sentence=findings.answer(rows, title),
         gap=findings.gap(rows),
-        window=findings.window(rows, info, None if several else facts),
+        window=findings.window(rows, info, facts),
         notes=tuple(note for note in (findings.refusals(rows),) if note),
         rows=tuple(rows),
         strip=strip(frame, *chosen) if chosen else None,

@@ -35,12 +35,18 @@ def answer(rows: Sequence[Total], name: str = "") -> str:
     head = f"{name}: " if name else ""
     rows = [row for row in rows if row.prompt]
     if not rows:
-        return f"{head}no request finished, so there is nothing to compare."
+        return _sentence(f"{head}no request finished, so there is nothing to compare.")
     whole = _counts([row.prompt for row in rows])
     if not any(row.shared for row in rows):
-        return f"{head}none of {whole} prompt tokens had been computed before; nothing to save."
+        return _sentence(
+            f"{head}none of {whole} prompt tokens had been computed before; nothing to save."
+        )
     shared = _range([row.shared_ratio for row in rows])
     return f"{head}{shared} % of {whole} prompt tokens had been computed before; {_saving(rows)}."
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] if ": " not in text else text
 
 
 def _saving(rows: Sequence[Total]) -> str:

@@ -34,8 +34,10 @@ CELLS = 120
 """Up to this many tokens a strip draws one cell a position."""
 MAX_RUNS = 300
 """Longer rows are binned to columns in which any loss wins."""
-_LENS_LIMIT = 0.6
-"""An enlargement of more than this part of the prompt shows nothing new and is left out."""
+_LENS_GOOD, _LENS_LIMIT = 0.35, 0.6
+"""An enlargement of more than this part of the prompt shows nothing new and is left out;
+one of less than the first part is good enough to keep the coarsest blocks."""
+_LENS_LEAST = 16
 
 
 class Run(NamedTuple):
@@ -153,18 +155,21 @@ def median_request(frame: pd.DataFrame) -> tuple[str, str] | None:
 def lens(rows: Sequence[StripRow], prompt: int) -> tuple[int, int] | None:
     """Positions ``[a, b)`` around hits and first difference, or ``None`` if the whole shows them.
 
-    From four coarsest blocks before the smallest hit to one block after the last difference,
-    rounded outwards to the coarsest block.
+    From four blocks before the smallest hit to one block after the last difference, rounded
+    outwards to the block: the coarsest one that still leaves an enlargement, else the finest.
     """
     if prompt <= CELLS:
         return None
-    unit = max(row.unit for row in rows)
     low = min(min(row.hit, row.start) for row in rows)
     high = max(max(row.shared, row.hit) for row in rows)
-    start = max(0, (low // unit - 4) * unit)
-    stop = min(prompt, (-(-high // unit) + 1) * unit)
-    if stop - start < 16:  # page size 1: still a visible neighbourhood
-        start, stop = max(0, start - 8), min(prompt, stop + 8)
+    window = (0, prompt)
+    for unit in sorted({row.unit for row in rows}, reverse=True):
+        window = max(0, (low // unit - 4) * unit), min(prompt, (-(-high // unit) + 1) * unit)
+        if window[1] - window[0] <= _LENS_GOOD * prompt:
+            break
+    start, stop = window
+    if stop - start < _LENS_LEAST:  # page size 1: still a visible neighbourhood
+        start, stop = max(0, start - _LENS_LEAST // 2), min(prompt, stop + _LENS_LEAST // 2)
     return (start, stop) if 0 < stop - start <= _LENS_LIMIT * prompt else None
 
 

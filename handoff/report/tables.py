@@ -183,11 +183,11 @@ def losses(row: Total, most: int | None = None) -> str:
 def _block(out: _Printer, row: Total) -> None:
     out.say(row.label, style="bold")
     out.say(
-        f"hit {percent(row.hit_ratio)} % ({count(row.hit)} of {count(row.prompt)}),"
+        f"  hit {percent(row.hit_ratio)} % ({count(row.hit)} of {count(row.prompt)}),"
         f" saved {percent(row.saved_ratio)} %, gap {points(row.gap)}",
         indent="  ",
     )
-    out.say(f"lost: {losses(row)}; {row.evidence}", indent="  ")
+    out.say(f"  lost: {losses(row)}; {row.evidence}", indent="  ")
 
 
 def render_strip(console: Console, one: Strip, *, ascii_only: bool = False) -> None:
