@@ -48,6 +48,9 @@ class History:
             return known
         if known < node.stop:
             node = self._split(node, known)
+        elif node.seq is seq and not node.kids:  # a sequence that went on: no new node per token
+            node.stop = stop
+            return known
         self._names += 1
         node.kids[seq[known]] = _Node(seq, known, stop, self._names)
         return known

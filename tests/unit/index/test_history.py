@@ -48,6 +48,21 @@ def test_longest_equals_the_naive_search(added: list[list[int]], asked: list[int
     assert history.longest(Seq(asked), len(asked)) == naive
 
 
+def test_a_growing_sequence_stays_one_node() -> None:
+    history, seq = History(), Seq([5])
+    history.add(seq, 1)
+    for token in range(3000):
+        seq.append(token)
+        assert history.add(seq, len(seq)) == len(seq) - 1
+    other = seq.slice(0, 2000)
+    other.append(9)
+    assert history.add(other, 2001) == 2000
+    assert history.name(seq, 1500) == history.name(other, 1500)
+    seq.append(1)
+    assert history.add(seq, len(seq)) == len(seq) - 1
+    assert history.longest(seq, len(seq)) == len(seq)
+
+
 @given(st.lists(TOKENS, max_size=8))
 def test_equal_prefixes_have_equal_names(added: list[list[int]]) -> None:
     history = History()
