@@ -43,7 +43,7 @@ _TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN = (1 << at for at in range(6))
 class TagStore(TagOps):
     """Runs Steps over tags; see the module.
 
-    ``taint`` counts computed tokens by cause, ``tokens`` all computed tokens, ``tainted`` those
+    ``taint`` counts computed tokens by cause, ``num_tokens`` all of them, ``num_tainted`` those
     with any cause, ``first`` describes the first occurrence of each cause.
     """
 
@@ -52,12 +52,15 @@ class TagStore(TagOps):
         self.every = every
         self.taint: Counter[str] = Counter()
         self.first: dict[str, str] = {}
-        self.tokens = self.tainted = 0
+        self.causes: dict[int, tuple[str, ...]] = {}
+        """Causes of taint of the last Step's rows, by sequence; clean rows are absent."""
+        self.num_tokens = self.num_tainted = 0
         self._stages = [_stages_of(layout, group) for group in layout.groups]
 
     def _run(self, step: Step) -> None:
         self._number = step.number
         self._shifted.clear()
+        self.causes.clear()
         for op in step.ops:
             self._apply(op)
         for handoff in step.handoffs:
@@ -323,7 +326,7 @@ class TagStore(TagOps):
     # -- counting ---------------------------------------------------------------------------
 
     def _count(self, row: Settled, stages: list[int]) -> None:
-        self.tokens += len(row.tokens)
+        self.num_tokens += len(row.tokens)
         if not stages[-1]:
             return
         seen = 0
@@ -332,8 +335,9 @@ class TagStore(TagOps):
             for name in _names_of(cause & ~seen):
                 self.taint[name] += computed
             if cause and not seen:
-                self.tainted += computed
+                self.num_tainted += computed
             seen |= cause
+        self.causes[row.of.seq] = tuple(_names_of(seen))
 
     def _name_first(self, cause: int, of: Sequence, at: int, position: int, slot: int) -> None:
         for name in _names_of(cause):

@@ -105,7 +105,7 @@ def test_hit_on_full_blocks_is_clean() -> None:
         row(1, text, 8),
         out={1: (7,)},
     )
-    assert play.tags.tokens == 12 and not play.tags.taint
+    assert play.tags.num_tokens == 12 and not play.tags.taint
 
 
 def test_hit_on_a_block_of_the_same_step() -> None:
@@ -302,7 +302,7 @@ def test_lora_zeros_and_hidden_are_counted_by_cause() -> None:
     assert play.tags.taint == {"lora": 2, "zeros": 2, "hidden": 2}
     # taint spreads: who reads the zeros' successor is tainted, too
     play(row(2, Seq([*text.tokens(), 7]), 10), out={2: (9,)})
-    assert play.tags.taint["zeros"] == 3 and play.tags.tainted == 7
+    assert play.tags.taint["zeros"] == 3 and play.tags.num_tainted == 7
 
 
 def test_hidden_counts_against_the_cold_rule() -> None:
@@ -346,7 +346,7 @@ def test_load_gives_what_a_cold_run_would_hold() -> None:
     play, text = Play(FULL), prompt(10)
     play(Open(0, "a", text), Bind(0, "full", 0, (4, 5, 6), True), Load(0, "full", 0, 8),
          row(0, text, 8), out={0: (7,)})  # fmt: skip
-    assert play.tags.tokens == 2 and not play.tags.taint
+    assert play.tags.num_tokens == 2 and not play.tags.taint
     with pytest.raises(TagFault, match="hole"):
         play(Bind(0, "full", 2, (NULL,), False), Load(0, "full", 7, 10))
 
@@ -366,7 +366,7 @@ def test_async_drafts_settle() -> None:
     of = play.tags.tables.open[0]
     assert of.content.tokens(10) == [7, 21, 30]
     assert of.saves[1] == {13: 4, 14: 5, 15: 6}  # the row really started at 12
-    assert play.tags.tokens == 10 + 3 + 3 and not play.tags.taint
+    assert play.tags.num_tokens == 10 + 3 + 3 and not play.tags.taint
 
 
 def test_close_and_reopen_keep_contents_and_counts() -> None:

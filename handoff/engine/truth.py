@@ -1,0 +1,201 @@
+"""The truth test of a run: executed logits against a cold run, which never saw a cache.
+
+Two comparisons, never mixed. Rows whose tags are clean must equal a cold run *under the same rule*
+(``Handoff.cold``) within the tolerance. Rows that descend from an approximation, by the tags, have
+no such twin; they, and rows under a rule that truncates, are compared with the *untruncated* model,
+which gives the size of the error and no verdict.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from handoff.index.spans import Seq
+from handoff.model.spec import ModelSpec
+from handoff.report.info import Truth
+from handoff.store.tables import Sequence
+from handoff.store.tags import TagStore
+from handoff.types import Close, Layout, Step, StepResult
+
+from .cold import Cold, Rule, cold_run
+from .executor import Executor
+
+__all__ = ["TOLERANCE", "Approximation", "TruthCheck"]
+
+TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest ``max|difference| / max|logit|`` of a row that counts as equal, by dtype."""
+
+
+@dataclass
+class Approximation:
+    """Rows compared with the untruncated model: ``max_error`` as above, KL in nats, top-1."""
+
+    rows: int = 0
+    max_error: float = 0.0
+    kl: float = 0.0
+    top1: int = 0
+
+    def add(self, found: torch.Tensor, exact: torch.Tensor) -> None:
+        """One row of logits against the untruncated one."""
+        self.rows += 1
+        self.max_error = max(self.max_error, _error(found, exact))
+        p, q = (each.to(torch.float64).log_softmax(-1) for each in (exact, found))
+        self.kl += float((p.exp() * (p - q)).sum())
+        self.top1 += int(found.argmax() == exact.argmax())
+
+
+class _Emitted(NamedTuple):
+    """Logits of the trailing positions of one row, and why they may be no exact ones."""
+
+    first: int
+    tokens: list[int]
+    logits: torch.Tensor
+    causes: tuple[str, ...]
+
+    def true_lines(self, content: Seq) -> int:
+        """How many of the positions belong to the sequence: those before a rejected draft."""
+        for at, token in enumerate(self.tokens):
+            if self.first + at >= len(content) or content[self.first + at] != token:
+                return at
+        return len(self.tokens)
+
+
+@dataclass
+class _Pending:
+    """What one sequence emitted, until the cold run."""
+
+    of: Sequence
+    rule: Rule = field(default_factory=Rule)
+    rows: list[_Emitted] = field(default_factory=list)
+
+
+class TruthCheck:
+    """A sink of the runner that executes every Step and checks what it computes.
+
+    A sequence is checked when it closes (or at ``finish``), by one cold run over all its tokens;
+    logits behind a rejected draft belong to no text and are dropped. ``rows`` and ``requests``
+    count what was compared exactly, ``max_error`` is the largest relative error among them and
+    ``worst`` says where. ``check_tags=False`` takes every row for an exact one (planted faults).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        seed: int = 0,
+        dtype: str = "float32",
+        device: str = "cpu",
+        tolerance: float | None = None,
+        spec: ModelSpec | None = None,
+        check_tags: bool = True,
+    ) -> None:
+        self.layout = layout
+        self.dtype = dtype
+        self.tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
+        self.tags = TagStore(layout) if check_tags else None
+        self.executor = Executor(
+            layout, spec, seed, getattr(torch, dtype), device, poison=True, watch=self._watch
+        )
+        self.rows = 0
+        self.requests: set[str] = set()
+        self.max_error = 0.0
+        self.worst = ""
+        self.approximate = Approximation()
+        self._pending: dict[int, _Pending] = {}
+
+    def step(self, step: Step) -> None:
+        """A Step was planned; ``TagFault`` if its tags are wrong."""
+        if self.tags:
+            self.tags.step(step)
+        self.executor.step(step)
+
+    def complete(self, result: StepResult) -> None:
+        """The oldest Step was answered."""
+        if self.tags:
+            self.tags.complete(result)
+        self.executor.complete(result)
+
+    def finish(self) -> None:
+        """Check what is still open."""
+        for pending in self._pending.values():
+            self._check(pending)
+        self._pending.clear()
+
+    @property
+    def ok(self) -> bool:
+        """Every row that must be exact is."""
+        return self.max_error <= self.tolerance
+
+    def verdict(self) -> Truth:
+        """The result of the whole run, for the report."""
+        self.finish()
+        return Truth(
+            ok=self.ok,
+            max_error=self.max_error,
+            tolerance=self.tolerance,
+            rows=self.rows,
+            dtype=self.dtype,
+        )
+
+    # -- collecting -------------------------------------------------------------------------
+
+    def _watch(self, step: Step) -> None:
+        for op in step.ops:
+            if isinstance(op, Close) and op.seq in self._pending:
+                self._check(self._pending.pop(op.seq))
+        rules = {
+            handoff.seq: Rule(handoff.known_tokens, handoff.cold)
+            for handoff in step.handoffs
+            if handoff.cold is not None
+        }
+        for row, logits in zip(self.executor.rows, self.executor.logits, strict=True):
+            pending = self._pending.setdefault(row.of.seq, _Pending(row.of))
+            pending.rule = rules.get(row.of.seq, pending.rule)
+            if row.emits == 0:
+                continue
+            tokens = row.tokens.tokens(len(row.tokens) - len(logits))
+            causes = self.tags.causes.get(row.of.seq, ()) if self.tags else ()
+            pending.rows.append(_Emitted(row.stop - len(logits), tokens, logits, causes))
+
+    # -- comparing --------------------------------------------------------------------------
+
+    def _check(self, pending: _Pending) -> None:
+        content = pending.of.content
+        rows = [(row, row.true_lines(content)) for row in pending.rows]
+        length = max((row.first + lines for row, lines in rows if lines), default=0)
+        if not length:
+            return
+        known = content.slice(0, length)
+        model, lora = self.executor.model, pending.of.lora
+        cold = plain = _lines(cold_run(model, self.layout, known, lora, pending.rule))
+        if pending.rule.spans is not None:
+            plain = _lines(cold_run(model, self.layout, known, lora))
+        for row, lines in rows:
+            for position, logits in enumerate(row.logits[:lines], row.first):
+                if row.causes or pending.rule.spans is not None:
+                    self.approximate.add(logits, plain[position])
+                if not row.causes:
+                    self._compare(pending.of, position, logits, cold.get(position))
+
+    def _compare(
+        self, of: Sequence, position: int, logits: torch.Tensor, cold: torch.Tensor | None
+    ) -> None:
+        error = torch.inf if cold is None else _error(logits, cold)
+        self.rows += 1
+        self.requests.add(of.request)
+        if error > self.max_error:
+            self.max_error = error
+            self.worst = f"request {of.request}, sequence {of.seq}, position {position}"
+
+
+def _lines(cold: Cold) -> dict[int, torch.Tensor]:
+    return dict(zip(cold.positions.tolist(), cold.logits, strict=True))
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``max|difference| / max|logit|``; infinite where a number is missing."""
+    difference = (found - expected).abs().max() / expected.abs().max()
+    return float(difference) if torch.isfinite(difference) else torch.inf
