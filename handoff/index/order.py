@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["LinkedQueue"]
 
@@ -67,6 +67,42 @@ class LinkedQueue:
         self._prev[after] = before
         self._next[ident] = self._prev[ident] = _OUT
         self._size -= 1
+
+    def pop_front_many(self, count: int) -> list[int]:
+        """Remove and return the first ``count`` ids; ``IndexError`` if there are fewer."""
+        if count > self._size:
+            raise IndexError("queue too short")
+        after, before = self._next, self._prev
+        ids = []
+        at = after[-1]
+        for _ in range(count):
+            ids.append(at)
+            follower = after[at]
+            after[at] = before[at] = _OUT
+            at = follower
+        after[-1] = at
+        before[at] = len(after) - 1
+        self._size -= count
+        return ids
+
+    def push_back_many(self, ids: Sequence[int]) -> None:
+        """Link ids behind the last one, in their order."""
+        self._link_many(ids, self._prev[-1], len(self._next) - 1)
+
+    def push_front_many(self, ids: Sequence[int]) -> None:
+        """Link ids before the first one, in their order: ``ids[0]`` becomes the front."""
+        self._link_many(ids, len(self._next) - 1, self._next[-1])
+
+    def _link_many(self, ids: Sequence[int], last: int, end: int) -> None:
+        after, before = self._next, self._prev
+        for ident in ids:
+            assert after[ident] == _OUT, f"{ident} is in the queue already"
+            after[last] = ident
+            before[ident] = last
+            last = ident
+        after[last] = end
+        before[end] = last
+        self._size += len(ids)
 
     def _link(self, ident: int, before: int, after: int) -> None:
         assert self._next[ident] == _OUT, f"{ident} is in the queue already"

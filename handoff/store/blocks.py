@@ -5,6 +5,8 @@ There is no free list: in which order idle ids are taken is policy and belongs t
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 __all__ = ["BlockPool"]
 
 
@@ -46,6 +48,29 @@ class BlockPool:
             self.num_held -= 1
             return True
         return False
+
+    def take_many(self, blocks: Iterable[int]) -> None:
+        """``take`` for each."""
+        counts = self.counts
+        number = 0
+        for block in blocks:
+            assert counts[block] == 0, f"block {block} has {counts[block]} holders"
+            counts[block] = 1
+            number += 1
+        self.num_held += number
+
+    def drop_many(self, blocks: Iterable[int]) -> list[int]:
+        """``drop`` for each; those that lost their last holder, in order."""
+        counts = self.counts
+        idle = []
+        for block in blocks:
+            count = counts[block] - 1
+            assert count >= 0, f"block {block} has no holder"
+            counts[block] = count
+            if not count:
+                idle.append(block)
+        self.num_held -= len(idle)
+        return idle
 
     def check(self, held: dict[int, int]) -> None:
         """Asserts that exactly the ids of ``held`` have holders, in these numbers."""

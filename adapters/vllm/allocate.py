@@ -1,0 +1,405 @@
+"""Granting blocks: the fit check, hit blocks, new blocks and keys in upstream's order.
+
+(RULES 6.3, 7, 8 and 10; kv_cache_manager.py, kv_cache_coordinator.py,
+single_type_kv_cache_manager.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from handoff.types import NULL, Bind, Close, Copy, Cut, Event, Load, Open
+
+from . import mamba
+from .coordinator import Coordinator, Hit, Measure
+from .keys import KeyTree, prefix_length
+from .options import VllmOptions
+from .pool import NULL_BLOCK, BlockPool
+from .retention import keep_all, retained
+from .sizes import GroupSpec, Sizes, cdiv, floor_to
+from .state import Outbox, RequestState
+
+__all__ = ["MOVED_EXTRA", "POOL", "KVCache"]
+
+POOL = "kv"
+"""Name of the one pool all groups share."""
+MOVED_EXTRA = "10, extra key moved"
+"""Rule of an insert event for a key that only moved and is not the block's primary one."""
+
+
+class KVCache:
+    """Blocks of all requests: look-up, allocation, insertion, release (the cache half)."""
+
+    def __init__(self, options: VllmOptions, sizes: Sizes, out: Outbox) -> None:
+        self.options = options
+        self.sizes = sizes
+        self.out = out
+        self.caching = options.enable_prefix_caching
+        self.pool = BlockPool(options.num_gpu_blocks, caching=self.caching)
+        self.keys = KeyTree(sizes.hash_block)
+        self.coordinator = Coordinator(self.pool, sizes)
+        self._leaving = tuple(group for group in sizes.groups if group.leaves)
+        self.has_states = any(group.type == "mamba" for group in sizes.groups)
+        self._mambas = tuple(group for group in sizes.groups if group.type == "mamba")
+        self._copy_ends: list[int] = []  # blocks held until the end of schedule() for a copy
+        self.keyed_now: set[int] = set()  # Mamba blocks keyed in this step: not to be hit in it
+        self.to_junction = options.enable_mamba_shared_prefix_checkpoint and sizes.fine_grained
+        self._num_seqs = 0
+
+    # -- look-up ----------------------------------------------------------------------------
+
+    def find(self, state: RequestState) -> Hit:
+        """The hit a request would be granted now; notes the junction on the request."""
+        if not self.caching or state.skip_reading:
+            return self.coordinator.empty()
+        hit = self.coordinator.find(state.keys, state.known)
+        if self.sizes.replay and 0 < hit.tokens <= self.sizes.replay:
+            given_up = hit  # recomputing the window would cost as much (RULES 11)
+            hit = self.coordinator.empty()
+            hit.junction, hit.discarded = given_up.junction, given_up.tokens
+        state.junction = hit.junction
+        return hit
+
+    def measure(self, state: RequestState) -> Measure | None:
+        """What the index holds for a request before any rule; ``None`` with caching off."""
+        return self.coordinator.measure(state.keys, state.known) if self.caching else None
+
+    # -- allocation -------------------------------------------------------------------------
+
+    def allocate(
+        self,
+        state: RequestState,
+        new: int,
+        *,
+        hit: Hit | None = None,
+        external: int = 0,
+        lookahead: int = 0,
+        loading: bool = False,
+        watermark: int = 0,
+        reserved: int = 0,
+    ) -> bool:
+        """Blocks for ``new`` more tokens of a request; False if they do not fit (RULES 6.3).
+
+        ``hit`` is given on admission only (possibly empty). ``external`` tokens come from a
+        connector; while they are ``loading`` nothing gets a key. ``watermark`` blocks must stay
+        free, ``reserved`` ones are spoken for.
+        """
+        limit = self.options.max_model_len
+        local = state.computed + (hit.tokens if hit else 0)
+        total = min(local + external, limit)
+        state.resume_at = total
+        pool = self.pool
+        if hit is not None and self.options.scheduler_reserve_full_isl:
+            whole = self._needed(state, hit, min(state.known, limit), total, capped=True)
+            if whole + watermark > pool.num_free:
+                return False
+        self.leave_windows(state, max(0, total - state.in_flight))
+        slots = min(total + new + lookahead, limit)
+        computed_after = total + new
+        state.scheduled_to = computed_after
+        needed = self._needed(state, hit, slots, total, after=computed_after)
+        if needed + watermark > pool.num_free - reserved:
+            return False
+        if hit is not None and self._hits_this_step(hit):
+            return False
+        if hit is not None and state.seq < 0:
+            state.measure = self.measure(state)
+            self._open(state)
+        if hit is not None and (hit.tokens or external):
+            self._take_hits(state, hit, total, external)
+        for group in self.sizes.groups:
+            self._grow(state, group, hit, slots, computed_after)
+        if not loading:
+            self.insert(state, min(computed_after, state.known))
+        return True
+
+    def _open(self, state: RequestState) -> None:
+        state.seq = self._num_seqs
+        self._num_seqs += 1
+        known = state.request.prompt
+        if state.known > state.prompt_len:
+            known = state.tokens.slice(0, state.known)
+        self.out.ops.append(Open(state.seq, state.id, known, state.request.lora))
+
+    def _needed(
+        self,
+        state: RequestState,
+        hit: Hit | None,
+        tokens: int,
+        total: int,
+        *,
+        capped: bool = False,
+        after: int = 0,
+    ) -> int:
+        """Blocks that all groups would take from the queue for ``tokens`` slots."""
+        return sum(
+            mamba.needed(self, state, group, hit, tokens if capped else after)
+            if group.type == "mamba"
+            else self._needed_by(state, group, hit, tokens, total, capped)
+            for group in self.sizes.groups
+        )
+
+    def _needed_by(
+        self,
+        state: RequestState,
+        group: GroupSpec,
+        hit: Hit | None,
+        tokens: int,
+        total: int,
+        capped: bool,
+    ) -> int:
+        required = cdiv(tokens, group.block_size)
+        if capped:
+            required = min(required, self._admission_cap(group))
+        held = len(state.tables[group.index])
+        if hit is None or not (hit.tokens or state.computed == 0):
+            return max(required - held, 0)
+        skip = group.skipped(total) // group.block_size
+        blocks = hit.blocks[group.index]
+        fresh = max(required - max(skip, len(blocks) + held), 0)
+        is_idle = self.pool.is_idle
+        kept = blocks[max(0, skip - held) :]
+        idle = sum(1 for block in kept if block != NULL_BLOCK and is_idle(block))
+        inside = bool(kept) and hit.tokens % group.block_size > 0
+        return fresh + idle + inside
+
+    def _admission_cap(self, group: GroupSpec) -> int:
+        """Most blocks a window group ever holds at once for one request (RULES 6.3)."""
+        flying = self.sizes.batches * self.options.max_num_batched_tokens
+        limit, size = self.options.max_model_len, group.block_size
+        if group.type in ("swa", "swa_mla_replay"):
+            return cdiv(min(group.window - 1 + group.extra + flying, limit), size) + 1
+        if group.type == "local":
+            return cdiv(min(group.chunk + flying, limit), size)
+        return cdiv(limit, size)
+
+    def _take_hits(self, state: RequestState, hit: Hit, total: int, external: int) -> None:
+        """Hold the hit blocks that are still in a window, then make room for external tokens."""
+        ops = self.out.ops
+        for group in self.sizes.groups:
+            skip = group.skipped(total) // group.block_size
+            kept = hit.blocks[group.index][skip:]
+            self.pool.touch(kept)
+            table = state.tables[group.index]
+            table.extend([NULL_BLOCK] * skip)
+            table.extend(kept)
+            inside = hit.tokens % group.block_size > 0 and bool(kept)
+            state.cached[group.index] = len(table) - inside
+            if table:
+                ops.append(Bind(state.seq, group.name, 0, _ids(table), False))
+        if not external:
+            return
+        for group in self.sizes.groups:
+            table = state.tables[group.index]
+            start = max(hit.tokens, group.skipped(total))
+            count = cdiv(total, group.block_size) - len(table)
+            if start < total and count > 0:
+                column = len(table)
+                fresh = self.take(count)
+                table.extend(fresh)
+                ops.append(Bind(state.seq, group.name, column, tuple(fresh), True))
+                ops.append(Load(state.seq, group.name, start, total, state.transfer))
+
+    def _grow(
+        self, state: RequestState, group: GroupSpec, hit: Hit | None, slots: int, after: int
+    ) -> None:
+        if group.type == "mamba":
+            mamba.grow(self, state, group, hit, after)
+            return
+        table = state.tables[group.index]
+        size = group.block_size
+        count = cdiv(slots, size) - len(table)
+        inside = hit is not None and hit.tokens % size > 0 and bool(hit.blocks[group.index])
+        if inside:
+            self.copy_on_write(state, group, len(table) - 1)
+        if count > 0:
+            column = len(table)
+            fresh = self.take(count)
+            table.extend(fresh)
+            self.out.ops.append(Bind(state.seq, group.name, column, tuple(fresh), True))
+
+    def take(self, count: int) -> list[int]:
+        """New blocks from the front of the queue; says which keys that evicted."""
+        fresh = self.pool.allocate(count)
+        if self.pool.evicted:
+            evicted = tuple(self.pool.evicted)
+            self.pool.evicted.clear()
+            self.out.events.append(Event("evict", ids=evicted, rule="4"))
+        return fresh
+
+    def copy_on_write(self, state: RequestState, group: GroupSpec, column: int) -> None:
+        """Replace a shared block by a fresh copy of it (RULES 8)."""
+        table = state.tables[group.index]
+        source = table[column]
+        (fresh,) = self.take(1)
+        table[column] = fresh
+        self.out.ops.append(Bind(state.seq, group.name, column, (fresh,), True))
+        self.note_copy(group, source, fresh, hold=fresh)
+
+    def note_copy(self, group: GroupSpec, source: int, target: int, *, hold: int) -> None:
+        """Queue a block copy; both ends are held until the end of ``schedule()``.
+
+        One end has a holder to spare (the hit's touch, or the new block's own), ``hold`` is the
+        other one.
+        """
+        self.pool.touch((hold,))
+        self._copy_ends += (source, target)
+        size = 1 if group.type == "mamba" else group.block_size
+        runs = ((source * size, target * size, size),)
+        self.out.ops.append(Copy(group.name, POOL, POOL, runs))
+
+    def end_of_schedule(self) -> None:
+        """Let go of the ends of this step's copies, source and target by turns."""
+        if self._copy_ends:
+            ends, self._copy_ends = self._copy_ends, []
+            self.pool.free(ends)
+        self.keyed_now.clear()
+
+    def _hits_this_step(self, hit: Hit) -> bool:
+        """A Mamba state that this very step will compute cannot be resumed in it (RULES 10)."""
+        return any(
+            blocks[-1] in self.keyed_now
+            for blocks in (hit.blocks[group.index] for group in self._mambas)
+            if blocks
+        )
+
+    # -- windows ----------------------------------------------------------------------------
+
+    def leave_windows(self, state: RequestState, processed: int) -> None:
+        """Free the blocks that ``processed`` tokens have left behind (RULES 7a)."""
+        for group in self._leaving:
+            table = state.tables[group.index]
+            if not table:
+                continue
+            if group.type == "mamba":
+                mamba.leave(self, state, group, processed)
+            elif group.type == "rswa":
+                first = cdiv(state.prompt_len, group.block_size)
+                last = max(state.prompt_len, processed - group.window) // group.block_size
+                self._leave(state, group, first, min(last, len(table)))
+            else:
+                last = group.skipped(processed) // group.block_size
+                self._leave(state, group, 0, min(last, len(table)))
+
+    def _leave(self, state: RequestState, group: GroupSpec, first: int, last: int) -> None:
+        """Free columns ``[first, last)`` from the last down to the first hole."""
+        table = state.tables[group.index]
+        column = last
+        while column > first and table[column - 1] != NULL_BLOCK:
+            column -= 1
+        if column < last:
+            left = table[column:last]
+            table[column:last] = [NULL_BLOCK] * (last - column)
+            left.reverse()
+            self.pool.free(left)
+            self.out.ops.append(Cut(state.seq, group.name, column, last))
+
+    # -- insertion --------------------------------------------------------------------------
+
+    def insert(self, state: RequestState, tokens: int) -> None:
+        """Make the blocks of the first ``tokens`` tokens findable, as far as rules allow (7b)."""
+        if not self.caching:
+            return
+        for group in self.sizes.groups:
+            if group.cacheable:
+                cacheable = self._cacheable(group, tokens)
+                self._insert_blocks(state, group, cacheable)
+                if self.sizes.fine_grained or group.type == "mamba":
+                    mamba.insert_partial(self, state, group, cacheable)
+
+    def _cacheable(self, group: GroupSpec, tokens: int) -> int:
+        """How many of ``tokens`` computed tokens may be keyed in a group (RULES 7b)."""
+        sizes = self.sizes
+        sure = max(0, tokens - sizes.uncertain)
+        if len(sizes.groups) == 1:
+            return sure
+        aligned = tokens if sizes.fine_grained else floor_to(tokens, sizes.scheduler_block)
+        if not group.eagle or not aligned:
+            return aligned
+        base = sure if sizes.fine_grained else floor_to(sure, sizes.scheduler_block)
+        return min(sure, base + group.block_size)
+
+    def _insert_blocks(self, state: RequestState, group: GroupSpec, tokens: int) -> None:
+        size = group.block_size
+        first, stop = state.cached[group.index], tokens // size
+        if first >= stop:
+            return
+        state.cached[group.index] = stop
+        table = state.tables[group.index]
+        mask = retained(group, self.sizes, self.options.prefix_cache_retention_interval, state)
+        insert = self.pool.insert
+        column = first
+        keyed: list[int] = []
+        for run in state.keys.runs(group.index, size, first, stop):
+            for key in run:
+                block = table[column]
+                if (
+                    block != NULL_BLOCK
+                    and (mask is keep_all or mask(column))
+                    and insert(key, block)
+                ):
+                    keyed.append(block)
+                elif keyed:
+                    self.tell_insert(state, group, keyed, column * size)
+                    keyed = []
+                column += 1
+        if keyed:
+            self.tell_insert(state, group, keyed, stop * size)
+
+    def tell_moved(
+        self, state: RequestState, group: GroupSpec, block: int, key: int, *, extra: bool
+    ) -> None:
+        """Note that a key moved to another block."""
+        rule = MOVED_EXTRA if extra else "10"
+        self.tell_insert(state, group, (block,), prefix_length(key), rule)
+
+    def tell_insert(
+        self,
+        state: RequestState,
+        group: GroupSpec,
+        ids: Sequence[int],
+        tokens: int,
+        rule: str = "7b",
+    ) -> None:
+        """Note that ``ids`` became findable, the last of them as the prefix of ``tokens``."""
+        if group.type == "mamba":
+            self.keyed_now.update(ids)
+        self.out.events.append(
+            Event("insert", group.name, tuple(ids), state.seq, state.id, tokens, rule)
+        )
+
+    # -- release ----------------------------------------------------------------------------
+
+    def free(self, state: RequestState) -> None:
+        """Give back all blocks: group by group, each table from its end (RULES 4)."""
+        for table in state.tables:
+            table.reverse()
+            self.pool.free([block for block in table if block != NULL_BLOCK])
+        if state.seq >= 0:
+            self.out.ops.append(Close(state.seq))
+        state.seq = -1
+        state.tables = [[] for _ in self.sizes.groups]
+        state.cached = [0] * len(self.sizes.groups)
+
+    def still_needed(self, state: RequestState) -> int:
+        """Blocks that the rest of the known tokens will take."""
+        return sum(
+            max(cdiv(state.known, g.block_size) + g.spec_blocks - len(state.tables[g.index]), 0)
+            for g in self.sizes.groups
+        )
+
+    def created(self, state: RequestState, hit_tokens: int) -> int:
+        """Prompt tokens that this request made findable (``num_cache_creation_tokens``)."""
+        if not self.caching:
+            return 0
+        reach = state.prompt_len
+        for group in self.sizes.groups:
+            if group.cacheable:
+                primary = self.pool.primary
+                lengths = [prefix_length(primary[b]) for b in state.tables[group.index] if b]
+                reach = min(reach, max(lengths, default=0))
+        return max(0, reach - hit_tokens)
+
+
+def _ids(table: list[int]) -> tuple[int, ...]:
+    return tuple(block or NULL for block in table) if NULL_BLOCK in table else tuple(table)

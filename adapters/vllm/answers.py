@@ -1,0 +1,152 @@
+"""The Handoff of an admission, and the pure look-up of a probe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from handoff.types import (
+    NULL,
+    Deduction,
+    GroupAnswer,
+    GroupMatch,
+    Handoff,
+    Match,
+    Request,
+    Spans,
+)
+
+from .coordinator import Hit, Measure
+from .pool import NULL_BLOCK
+from .sizes import GroupSpec, Sizes, floor_to
+from .state import RequestState
+
+if TYPE_CHECKING:
+    from .allocate import KVCache
+    from .scheduler import Scheduled
+
+__all__ = ["answer", "deductions", "probe", "spans"]
+
+MATCHER = "the scheduler, when it admits the request (get_computed_blocks)"
+
+
+def deductions(
+    sizes: Sizes, measure: Measure | None, hit: Hit, known: int, served: int, skip_reading: bool
+) -> tuple[int, tuple[Deduction, ...]]:
+    """Raw match and what was taken from it on the way to ``served`` tokens, in upstream's order.
+
+    Cap at ``known - 1``, floor to the hit's grain, EAGLE drop, agreement of the groups, replay
+    (RULES 5, 9, 11, 13). What a connector served anyway is not lost.
+    """
+    if measure is None or measure.raw <= served:
+        return served, ()
+    raw = measure.raw
+    capped = min(raw, known - 1)
+    aligned = floor_to(capped, sizes.alignment)
+    local = max(hit.tokens, hit.discarded)
+    dropped = max(min(measure.dropped, aligned), local)
+    names = [group.name for group in sizes.groups]
+    if skip_reading:
+        steps = [(served, "disabled", "13", None)]
+    else:
+        limiting = _limiting(sizes, measure)
+        drafting = names[measure.leading] if len(names) > 1 else None
+        steps = [
+            (capped, "last_token", "5", None),
+            (aligned, "alignment", "2", None),
+            (dropped, "draft", "9", drafting),
+            (local, "group", "5", names[limiting]),
+            (hit.tokens, "replay", "11", None),
+            (served, "tier", "12", None),
+        ]
+    found, edge = [], raw
+    for low, reason, rule, group in steps:
+        low = max(low, served)
+        if low < edge:
+            found.append(Deduction(reason, low, edge, rule, group))
+            edge = low
+    return raw, tuple(found)
+
+
+def _limiting(sizes: Sizes, measure: Measure) -> int:
+    """The cacheable group that serves the least."""
+    groups = [group.index for group in sizes.groups if group.cacheable]
+    return min(groups, key=lambda index: (measure.matched[index], index == measure.leading))
+
+
+def answer(cache: KVCache, row: Scheduled) -> Handoff:
+    """The Handoff of an admission that was just scheduled (RULES 1)."""
+    state, sizes = row.state, cache.sizes
+    hit = state.hit
+    assert hit is not None
+    raw, lost = deductions(
+        sizes, state.measure, hit, state.known, state.served, state.skip_reading
+    )
+    held = sum(
+        1
+        for blocks, table in zip(hit.blocks, state.tables)
+        for block, column in zip(blocks, table)
+        if block == column != NULL_BLOCK
+    )
+    return Handoff(
+        seq=row.seq,
+        request=state.id,
+        prompt_tokens=state.prompt_len,
+        known_tokens=state.known,
+        raw_tokens=raw,
+        hit_tokens=state.served,
+        start=row.start,
+        deductions=lost,
+        groups=tuple(_group_answer(group, state, hit, row.start) for group in sizes.groups),
+        attempt=state.attempt,
+        external_tokens={"connector": state.external} if state.external else {},
+        unit=sizes.alignment,
+        matcher=MATCHER,
+        references=f"{held} hit blocks held in place" if held else "none",
+        spans=spans(sizes, state, row.start),
+    )
+
+
+def _group_answer(group: GroupSpec, state: RequestState, hit: Hit, start: int) -> GroupAnswer:
+    table = state.tables[group.index]
+    write = state.served if group.cacheable else start
+    shared = -(-write // group.block_size)
+    copied: tuple[tuple[int, int, int], ...] = ()
+    inside, blocks = hit.tokens % group.block_size, hit.blocks[group.index]
+    if inside and blocks:
+        column = hit.tokens // group.block_size
+        copied = ((blocks[-1], table[column], inside),)
+        shared = column
+    return GroupAnswer(
+        group=group.name,
+        matched=state.measure.matched[group.index] if state.measure else 0,
+        table=[block or NULL for block in table] if group.leaves else list(table),
+        fresh=shared,
+        write=write,
+        visible=0 if group.cacheable else start,
+        copied=copied,
+    )
+
+
+def spans(sizes: Sizes, state: RequestState, start: int) -> Spans | None:
+    """Spans of a row that replays tokens of the hit; ``None`` for a plain row (RULES 11)."""
+    if start >= state.served:
+        return None
+    first = max(state.served - sizes.replay, 0)
+    return Spans(
+        compute=(start,),
+        write=tuple(state.served if g.cacheable else start for g in sizes.groups),
+        visible=tuple(0 if g.cacheable else first for g in sizes.groups),
+    )
+
+
+def probe(cache: KVCache, request: Request) -> Match:
+    """What a look-up of a new request would find now (RULES 1: it has no side effect)."""
+    state = RequestState(request, cache.keys.keys(request), -1, len(cache.sizes.groups))
+    hit = cache.find(state)
+    measure = cache.measure(state)
+    raw, lost = deductions(
+        cache.sizes, measure, hit, state.known, hit.tokens, state.skip_reading
+    )
+    matched = measure.matched if measure else (0,) * len(cache.sizes.groups)
+    groups = tuple(GroupMatch(g.name, n) for g, n in zip(cache.sizes.groups, matched))
+    return Match(raw, hit.tokens, groups, 0, lost)

@@ -1,0 +1,83 @@
+"""External hits through a KV connector (RULES 12; scheduler.py, kv_connector/).
+
+The remote store is not simulated: a request says in its option ``external_tokens`` how many of its
+leading tokens the store holds.
+"""
+
+from __future__ import annotations
+
+from .allocate import KVCache
+from .coordinator import Hit
+from .options import VllmOptions
+from .sizes import Sizes, floor_to
+from .state import RequestState
+
+__all__ = ["Connector"]
+
+
+class Connector:
+    """Asks the store on admission and keeps track of loads beside the steps."""
+
+    def __init__(self, options: VllmOptions, sizes: Sizes, cache: KVCache) -> None:
+        self._is_async = options.kv_connector == "async"
+        self._sizes = sizes
+        self._cache = cache
+        self._loads: dict[int, RequestState] = {}  # transfer -> request
+        self._arrived: set[str] = set()
+        self._num_transfers = 0
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load beside the steps is under way."""
+        return bool(self._loads)
+
+    def ask(self, state: RequestState, hit: Hit) -> tuple[int, bool]:
+        """External tokens beyond the local hit, and whether they arrive beside the steps.
+
+        The store answers for whole scheduler blocks below the hit, so an unaligned hit is cut back
+        if the store holds more, and wins otherwise. One token is always left to compute.
+        """
+        held = min(int(state.request.options.get("external_tokens", 0)), state.known - 1)
+        base = floor_to(hit.tokens, self._sizes.scheduler_block)
+        more = max(held - base, 0)
+        if self._sizes.replay:
+            more = floor_to(more, self._sizes.scheduler_block)
+        if hit.tokens > base:
+            if more <= hit.tokens - base:
+                return 0, False
+            self._cut(hit, base)
+        if not more or not self._is_async:
+            return more, False
+        state.transfer = self._num_transfers
+        return more, True
+
+    def start(self, state: RequestState) -> None:
+        """The load of an admitted request was sent off."""
+        assert state.transfer is not None
+        self._loads[state.transfer] = state
+        self._num_transfers += 1
+
+    def arrive(self, transfer: int) -> None:
+        """A load has ended; an aborted request's blocks are freed only now."""
+        state = self._loads.pop(transfer)
+        if state.status == "aborted":
+            self._cache.leave_windows(state, state.computed)
+            self._cache.free(state)
+        else:
+            self._arrived.add(state.id)
+
+    def promote(self, state: RequestState) -> bool:
+        """Make a request whose load has ended schedulable: its blocks get keys; False if not yet."""
+        if state.id not in self._arrived:
+            return False
+        self._arrived.discard(state.id)
+        self._cache.insert(state, state.computed)
+        if state.computed == state.known:
+            state.computed -= 1
+        state.status = "waiting"
+        return True
+
+    def _cut(self, hit: Hit, tokens: int) -> None:
+        for group, blocks in zip(self._sizes.groups, hit.blocks):
+            del blocks[-(-tokens // group.block_size) :]
+        hit.tokens = tokens

@@ -1,0 +1,235 @@
+"""vLLM's scheduler and KV-cache manager as a planner that emits Steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from handoff.errors import Refused
+from handoff.index.spans import LATE, Seq
+from handoff.types import (
+    Event,
+    Group,
+    Handoff,
+    Layer,
+    Layout,
+    Match,
+    Pool,
+    Request,
+    Row,
+    RowResult,
+    Step,
+    StepResult,
+)
+
+from .allocate import POOL, KVCache
+from .answers import answer, probe, spans
+from .options import VllmOptions
+from .scheduler import Batch, Scheduled, Scheduler
+from .sizes import GroupSpec, Sizes, cdiv
+from .state import Outbox, RequestState
+from .states import state_uses
+
+__all__ = ["VllmEngine"]
+
+
+class VllmEngine:
+    """One vLLM engine core: submit, step, complete (v1/engine/core.py)."""
+
+    def __init__(self, options: VllmOptions) -> None:
+        self.options = options
+        self.sizes = sizes = Sizes.of(options)
+        self.out = Outbox()
+        self.cache = KVCache(options, sizes, self.out)
+        self.scheduler = Scheduler(options, sizes, self.cache, self.out)
+        self.requests: dict[str, RequestState] = {}
+        self.layout = _layout(options, sizes)
+        self.depth = sizes.batches
+        self.num_drafts = sizes.num_drafts
+        self.stats = self.scheduler.stats
+        self.batch = Batch()
+        """What the last ``schedule()`` decided."""
+        self._in_flight: deque[tuple[int, list[Scheduled]]] = deque()
+        self._num_steps = 0
+        self._completed = -1
+        self._num_submitted = 0
+
+    # -- requests ---------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a request; ``Refused`` if it is longer than the model or can never fit the pool."""
+        length = len(request.prompt)
+        limit = self.options.max_model_len
+        if length == 0:
+            raise Refused(f"{request.id}: the prompt is empty")
+        if length > limit:
+            raise Refused(f"{request.id}: {length:,} prompt tokens, max_model_len is {limit:,}")
+        most = min(length + request.max_tokens + self.sizes.num_drafts, limit)
+        blocks = sum(_most_blocks(group, self.options, self.sizes, most) for group in self.sizes.groups)
+        if blocks > self.options.num_gpu_blocks - 1:
+            raise Refused(
+                f"{request.id}: needs {blocks:,} blocks, the pool has"
+                f" {self.options.num_gpu_blocks - 1:,}"
+            )
+        self.enqueue(request)
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request without the front door's checks (``Scheduler.add_request``)."""
+        state = RequestState(
+            request, self.cache.keys.keys(request), self._num_submitted, len(self.sizes.groups)
+        )
+        self._num_submitted += 1
+        self.requests[request.id] = state
+        self.scheduler.waiting.add(state)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """Drop a request wherever it is; its keys stay."""
+        state = self.requests.pop(request_id, None)
+        if state is not None:
+            self.scheduler.finish(state, "abort")
+
+    def reset(self, *, running: bool = False) -> bool:
+        """``reset_prefix_cache``: forget all keys; False while blocks are held (RULES 13)."""
+        done = self.scheduler.reset(running=running)
+        if done:
+            self.out.events.append(Event("reset", rule="13"))
+        return done
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def step(self, now: float) -> Step | None:
+        """Plan the next Step; ``None`` if no request can run and no load is under way."""
+        batch = self.batch = self.scheduler.schedule()
+        connector = self.scheduler.connector
+        if not batch.rows and not (connector and connector.is_loading):
+            return None
+        return self._emit(batch)
+
+    def drain(self) -> Step | None:
+        """A last Step for operations still owed."""
+        return self._emit(Batch()) if self.out.ops else None
+
+    def _emit(self, batch: Batch) -> Step:
+        number = self._num_steps
+        self._num_steps += 1
+        handoffs = tuple(self._answer(row) for row in batch.rows if row.hit is not None)
+        rows = tuple(self._row(row) for row in batch.rows)
+        ops, events = self.out.take()
+        self._in_flight.append((number, batch.rows))
+        return Step(number, number, self._completed, ops, rows, handoffs, events)
+
+    def _answer(self, row: Scheduled) -> Handoff:
+        return answer(self.cache, row)
+
+    def _row(self, row: Scheduled) -> Row:
+        state = row.state
+        stop = row.start + row.tokens
+        tokens = state.tokens.slice(row.start, min(stop, state.known))
+        for draft in row.drafts[-max(stop - max(state.known, row.start), 0) :] if row.drafts else ():
+            tokens.append(draft)
+        while len(tokens) < row.tokens:
+            tokens.append(LATE)
+        emits = 1 + len(row.drafts) if row.samples else 0
+        states = state_uses(self.cache, row) if self.cache.has_states else ()
+        replayed = spans(self.sizes, state, row.start) if row.start < state.served else None
+        return Row(row.seq, row.start, tokens, len(row.drafts), emits, replayed, states)
+
+    # -- results ----------------------------------------------------------------------------
+
+    def complete(self, result: StepResult, now: float) -> None:
+        """Process the output of the oldest Step: accept, insert, finish (RULES 6, 7b, 9, 13)."""
+        number, rows = self._in_flight.popleft()
+        assert result.number == number, f"result of Step {result.number}, expected {number}"
+        self._completed = number
+        for row, answered in zip(rows, result.rows):
+            self._process(row, answered)
+        if self.scheduler.connector:
+            for transfer in result.arrived:
+                self.scheduler.connector.arrive(transfer)
+
+    def _process(self, row: Scheduled, answered: RowResult) -> None:
+        state = row.state
+        state.batches -= 1
+        state.in_flight -= row.tokens
+        if self.requests.get(state.id) is not state:
+            return
+        was_running = state.status == "running"
+        accepted = answered.tokens
+        if row.samples and row.drafts and state.computed > 0:
+            rejected = len(row.drafts) + 1 - max(len(accepted), 1)
+            state.computed -= rejected
+            if state.placeholders:
+                state.placeholders -= rejected
+        stopped = False
+        limit, wanted = self.options.max_model_len, state.request.max_tokens
+        taken = 0
+        for token in accepted:
+            state.append(token)
+            taken += 1
+            if state.num_outputs >= wanted or state.known >= limit:
+                stopped = True
+                break
+        if row.samples and not accepted:
+            stopped = state.num_outputs >= wanted
+        if self.options.is_async and was_running and row.samples:
+            state.placeholders -= taken
+            self.cache.insert(state, state.computed - state.placeholders)
+        if taken and state.prefill and state.id not in self.stats.prefill:
+            stats = state.prefill
+            stats.created = self.cache.created(state, stats.local + stats.external)
+            self.stats.prefill[state.id] = stats
+        if stopped:
+            del self.requests[state.id]
+            self.scheduler.finish(state, "finish")
+        elif not self.options.is_async and row.samples:
+            state.drafts = list(answered.drafts)
+
+    # -- looking in -------------------------------------------------------------------------
+
+    def probe(self, request: Request) -> Match:
+        """What a look-up would find now; changes nothing."""
+        return probe(self.cache, request)
+
+    def next_event(self) -> float | None:
+        """Nothing happens by itself in vLLM."""
+        return None
+
+    def observe(self) -> Mapping[str, Any]:
+        """Free queue front first, keyed blocks, reference counts above 0, tables."""
+        pool = self.cache.pool
+        return {
+            "free_queue": list(pool.queue),
+            "keyed": [block for block, key in enumerate(pool.primary) if key],
+            "counts": {b: n for b, n in enumerate(pool.holders.counts) if n},
+            "tables": {state.id: [list(t) for t in state.tables] for state in self.requests.values()},
+        }
+
+
+def _most_blocks(group: GroupSpec, options: VllmOptions, sizes: Sizes, tokens: int) -> int:
+    """Blocks a group needs at least at some moment to serve ``tokens`` tokens."""
+    flying = options.max_num_batched_tokens
+    whole = cdiv(tokens, group.block_size)
+    if group.type in ("swa", "swa_mla_replay"):
+        return min(whole, cdiv(group.window - 1 + group.extra + flying, group.block_size) + 1)
+    if group.type == "local":
+        return min(whole, cdiv(group.chunk + flying, group.block_size))
+    if group.type == "mamba":
+        return min(whole, 1) + group.spec_blocks
+    return whole
+
+
+def _layout(options: VllmOptions, sizes: Sizes) -> Layout:
+    groups = tuple(
+        Group(
+            spec.name,
+            POOL,
+            spec.block_size,
+            kind="state" if spec.type == "mamba" else "kv",
+            window=spec.window if spec.type in ("swa", "swa_mla_replay") else None,
+            local=spec.chunk or None,
+        )
+        for spec in sizes.groups
+    )
+    layers = tuple(Layer(group.name) for group in groups)
+    return Layout((Pool(POOL, options.num_gpu_blocks),), groups, layers)

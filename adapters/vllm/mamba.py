@@ -1,0 +1,328 @@
+"""Mamba groups in align mode: state blocks, scratch columns, checkpoints (RULES 10).
+
+A column ``i`` of a Mamba table stands for the recurrent state after ``(i + 1) * block_size`` tokens.
+Most columns are null: only the running state (with its scratch columns for drafts), the state it
+was resumed from and checkpoints have blocks. (single_type_kv_cache_manager.py, scheduler.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from handoff.types import NULL, Bind, Cut
+
+from .coordinator import Hit
+from .pool import NULL_BLOCK
+from .retention import boundaries
+from .sizes import GroupSpec, Sizes, cdiv, floor_to
+from .state import RequestState
+
+if TYPE_CHECKING:
+    from .allocate import KVCache
+
+__all__ = ["Marks", "checkpoint_at", "split_chunk"]
+
+
+@dataclass(slots=True)
+class Marks:
+    """Where a request stands in one Mamba group.
+
+    ``allocated``: it allocated before. ``last``: column of the state it ran on before that.
+    ``low``: columns below it are null. ``producer``: it registered its own unaligned tail and has
+    to leave a copy behind before it goes on. ``checkpoint``: prefix length of the inner checkpoint
+    that the chunk being scheduled leaves, not keyed yet; ``saved``: the same, for the row.
+    """
+
+    allocated: bool = False
+    last: int | None = None
+    low: int = 0
+    producer: bool = False
+    checkpoint: int = 0
+    saved: int = 0
+
+
+def marks(state: RequestState, group: GroupSpec) -> Marks:
+    """The request's marks in a group."""
+    return state.mamba.setdefault(group.index, Marks())
+
+
+# -- where chunks end ---------------------------------------------------------------------------
+
+
+def checkpoint_at(sizes: Sizes, tokens: int, unit: int) -> int:
+    """The last multiple of ``unit`` that a repeat of ``tokens`` tokens could hit (``ck``)."""
+    if sizes.eagle:
+        return max(floor_to(tokens, unit) - unit, 0)
+    return max(floor_to(tokens - 1, unit), 0)
+
+
+def _leaves_checkpoint(sizes: Sizes, group: GroupSpec, start: int, end: int, at: int) -> bool:
+    """Whether a chunk ``[start, end)`` can save the state after ``at`` tokens on its way."""
+    size, unit = group.block_size, sizes.hash_block
+    return (
+        group.ckpt_blocks > 0
+        and cdiv(end, size) - 2 > (start - 1) // size
+        and start % unit == 0
+        and start + unit <= at < end
+        and (at - start) % group.ckpt_align == 0
+    )
+
+
+def split_chunk(
+    sizes: Sizes,
+    group: GroupSpec,
+    state: RequestState,
+    start: int,
+    new: int,
+    largest: int,
+    to_junction: bool,
+) -> int:
+    """Tokens of a prefill chunk from ``start``, ended where a state must be kept (RULES 10, Split).
+
+    ``largest`` is the largest possible chunk, ``to_junction`` whether the shared-prefix checkpoint
+    is in effect. 0 means not schedulable now.
+    """
+    prompt, known, size = state.prompt_len, state.known, group.block_size
+    prefill_end = max(prompt, known - 1)
+    if start >= prefill_end:
+        return new
+    end = start + new
+    if end < prefill_end:
+        aligned = floor_to(end, size)
+        if aligned > start or size <= largest:
+            end = aligned
+    unit = sizes.hash_block if sizes.fine_grained else sizes.scheduler_block
+    one_chunk = end >= prefill_end and _leaves_checkpoint(
+        sizes, group, start, end, checkpoint_at(sizes, prefill_end, unit)
+    )
+    stops = []
+    if not one_chunk:
+        last = checkpoint_at(sizes, known, size)
+        stops.append(last)
+        if start % size:
+            stops.append(floor_to(start, size) + size)
+        tail = checkpoint_at(sizes, prompt, sizes.hash_block)
+        if sizes.fine_grained and sizes.hash_block < sizes.scheduler_block and last < tail < prompt:
+            stops.append(tail)
+    if start < state.junction < end:
+        exact = to_junction and state.junction <= prompt
+        stops.append(
+            state.junction if exact else start + floor_to(state.junction - start, size)
+        )
+    end = min([stop for stop in stops if start < stop < end], default=end)
+    return max(end - start, 0)
+
+
+# -- allocation ---------------------------------------------------------------------------------
+
+
+def _checkpoint(cache: KVCache, state: RequestState, group: GroupSpec, after: int) -> int:
+    """Prefix length of the inner checkpoint that the chunk up to ``after`` leaves (0 = none)."""
+    sizes = cache.sizes
+    if not group.ckpt_blocks or not cache.caching:
+        return 0
+    start = state.resume_at
+    at = checkpoint_at(sizes, after, sizes.alignment)
+    if not _leaves_checkpoint(sizes, group, start, after, at):
+        return 0
+    prefill_end = max(state.prompt_len, state.known - 1)
+    if cache.options.prefix_cache_retention_interval == 0 and after < prefill_end:
+        return 0
+    return at
+
+
+def _has_room(state: RequestState, group: GroupSpec, columns: int, held: int) -> bool:
+    """Whether the checkpoint's column is absent or scratch."""
+    scratch = group.spec_blocks if marks(state, group).allocated else 0
+    return columns - 2 >= held - scratch
+
+
+def needed(
+    cache: KVCache, state: RequestState, group: GroupSpec, hit: Hit | None, after: int
+) -> int:
+    """Blocks that ``grow`` would pop, and hit blocks that would leave the queue (RULES 10, need)."""
+    mark = marks(state, group)
+    blocks = hit.blocks[group.index] if hit else []
+    held = len(state.tables[group.index]) + len(blocks)
+    columns = cdiv(after, group.block_size)
+    copy = mark.producer or _hits_inside(group, hit)
+    point = bool(_checkpoint(cache, state, group, after)) and _has_room(state, group, columns, held)
+    missing = columns + group.spec_blocks - held
+    most = 1 + point + (0 if mark.allocated else group.spec_blocks)
+    fresh = min(max(missing, 0), most) + copy
+    return fresh + sum(1 for b in blocks if b != NULL_BLOCK and cache.pool.is_idle(b))
+
+
+def _hits_inside(group: GroupSpec, hit: Hit | None) -> bool:
+    return (
+        hit is not None
+        and hit.tokens % group.block_size > 0
+        and bool(hit.blocks[group.index])
+    )
+
+
+def grow(
+    cache: KVCache, state: RequestState, group: GroupSpec, hit: Hit | None, after: int
+) -> None:
+    """Blocks for the state after ``after`` tokens (RULES 10, Allocation and CoW)."""
+    mark = marks(state, group)
+    table = state.tables[group.index]
+    held = len(table)
+    columns = cdiv(after, group.block_size)
+    copy = mark.producer or _hits_inside(group, hit)
+    mark.checkpoint = _checkpoint(cache, state, group, after)
+    if mark.checkpoint and not _has_room(state, group, columns, held):
+        mark.checkpoint = 0
+    mark.saved = mark.checkpoint
+    required = columns + group.spec_blocks
+    if required <= held and not copy and not mark.checkpoint:
+        return
+    if mark.allocated:
+        mark.last = held - 1 - group.spec_blocks
+    elif held:
+        mark.last = held - 1
+    keep = required - group.spec_blocks - 1 - bool(mark.checkpoint)
+    before = list(table)
+    table.extend([NULL_BLOCK] * (keep - held))
+    if mark.allocated:
+        for column in range(held - group.spec_blocks, held):
+            if column < keep:
+                table.append(table[column])
+                table[column] = NULL_BLOCK
+    if copy:
+        assert mark.last is not None
+        _copy(cache, state, group, mark.last)
+        before[mark.last] = table[mark.last]
+    missing = required - len(table)
+    if missing > 0:
+        table.extend(cache.take(missing))
+    mark.allocated = True
+    _rebind(cache, state, group, before)
+
+
+def _copy(cache: KVCache, state: RequestState, group: GroupSpec, column: int) -> None:
+    """Copy on write: a consumer goes on in a copy, a producer leaves a copy behind (RULES 8, 10)."""
+    table = state.tables[group.index]
+    mark = marks(state, group)
+    if not mark.producer:
+        cache.copy_on_write(state, group, column)
+        return
+    mark.producer = False
+    own = table[column]
+    (fresh,) = cache.take(1)
+    _move_keys(cache, state, group, own, fresh)
+    cache.note_copy(group, own, fresh, hold=own)
+
+
+def _move_keys(
+    cache: KVCache, state: RequestState, group: GroupSpec, source: int, target: int
+) -> None:
+    keys = cache.pool.keys_of(source)
+    cache.pool.forget(source)
+    for index, key in enumerate(keys):
+        cache.pool.insert(key, target)
+        cache.tell_moved(state, group, target, key, extra=index > 0)
+
+
+def _rebind(cache: KVCache, state: RequestState, group: GroupSpec, before: list[int]) -> None:
+    """Tell the table's changes: scratch blocks that moved, new blocks, new holes."""
+    table = state.tables[group.index]
+    old = set(before)
+    column = 0
+    while column < len(table):
+        block = table[column]
+        if column < len(before) and before[column] == block:
+            column += 1
+            continue
+        fresh = block != NULL_BLOCK and block not in old
+        ids = (block if block != NULL_BLOCK else NULL,)
+        cache.out.ops.append(Bind(state.seq, group.name, column, ids, fresh))
+        column += 1
+
+
+# -- insertion and release ----------------------------------------------------------------------
+
+
+def insert_partial(
+    cache: KVCache, state: RequestState, group: GroupSpec, tokens: int
+) -> None:
+    """Keys of prefixes that end inside a block or at a checkpoint (RULES 8 and 10)."""
+    sizes = cache.sizes
+    if group.type == "mamba":
+        _insert_checkpoint(cache, state, group)
+        _insert_tail(cache, state, group, tokens)
+    elif group.is_full and sizes.fine_grained and group.block_size > sizes.hash_block:
+        end = state.prompt_len if group.eagle else state.prompt_len - 1
+        length = floor_to(end, sizes.hash_block)
+        if 0 < length <= tokens and length % group.block_size:
+            block = state.tables[group.index][length // group.block_size]
+            _insert(cache, state, group, block, length, "8")
+
+
+def _insert(
+    cache: KVCache, state: RequestState, group: GroupSpec, block: int, length: int, rule: str
+) -> None:
+    if cache.pool.insert(state.keys.key(length, group.index), block):
+        cache.tell_insert(state, group, (block,), length, rule)
+
+
+def _insert_checkpoint(cache: KVCache, state: RequestState, group: GroupSpec) -> None:
+    mark = marks(state, group)
+    at = mark.checkpoint
+    if not at:
+        return
+    mark.checkpoint = 0
+    sizes = cache.sizes
+    columns = cdiv(state.scheduled_to, group.block_size)
+    block = state.tables[group.index][columns - 2]
+    wanted = {floor_to(b, sizes.alignment) for b in boundaries(sizes, state)}
+    wanted |= {checkpoint_at(sizes, state.prompt_len, sizes.alignment), state.junction}
+    interval = cache.options.prefix_cache_retention_interval
+    periodic = interval is None or (interval > 0 and at % interval == 0)
+    cache.pool.forget(block)
+    if at in wanted or periodic:
+        _insert(cache, state, group, block, at, "10")
+
+
+def _insert_tail(cache: KVCache, state: RequestState, group: GroupSpec, tokens: int) -> None:
+    sizes = cache.sizes
+    if tokens <= 0 or tokens % sizes.hash_block:
+        return
+    effective = cache.to_junction and state.junction <= state.prompt_len
+    if tokens != checkpoint_at(sizes, state.prompt_len, sizes.hash_block) and not (
+        effective and tokens == state.junction
+    ):
+        return
+    column = cdiv(tokens, group.block_size) - 1
+    block = state.tables[group.index][column]
+    if block == NULL_BLOCK:
+        return
+    _insert(cache, state, group, block, tokens, "10")
+    if tokens % group.block_size:
+        marks(state, group).producer = True
+        state.cached[group.index] = column
+
+
+def leave(cache: KVCache, state: RequestState, group: GroupSpec, processed: int) -> None:
+    """Free states that ``processed`` tokens have left behind (RULES 7a, 10)."""
+    mark = marks(state, group)
+    table = state.tables[group.index]
+    stop = min(group.skipped(processed) // group.block_size, len(table))
+    columns = [c for c in range(stop - 1, mark.low - 1, -1) if table[c] != NULL_BLOCK]
+    mark.low = max(mark.low, stop)
+    _drop(cache, state, group, columns)
+    last = mark.last
+    if last is not None and last < cdiv(processed, group.block_size) - 1:
+        if last < len(table) and table[last] != NULL_BLOCK:
+            _drop(cache, state, group, [last])
+
+
+def _drop(cache: KVCache, state: RequestState, group: GroupSpec, columns: list[int]) -> None:
+    table = state.tables[group.index]
+    if not columns:
+        return
+    cache.pool.free([table[column] for column in columns])
+    for column in columns:
+        table[column] = NULL_BLOCK
+        cache.out.ops.append(Cut(state.seq, group.name, column, column + 1))

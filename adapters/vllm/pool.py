@@ -1,0 +1,154 @@
+"""One pool of blocks for all groups, with one free queue and the map from keys to blocks.
+
+A block that nobody holds stays in the free queue with its keys: it can be hit until it is handed
+out again, which is the only moment of eviction (RULES 4; block_pool.py, kv_cache_utils.py).
+
+This is the plain pool: an id, a key, a link. It is reached through the methods below only, so that
+a representation by runs can replace it; the plain one is then its oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from handoff.index.order import LinkedQueue
+from handoff.store import blocks
+
+from .keys import prefix_length
+
+__all__ = ["NULL_BLOCK", "BlockPool"]
+
+NULL_BLOCK = 0
+"""Upstream's null block: a hole in a table. Never handed out, never counted."""
+
+
+class BlockPool:
+    """Counts, keys and the free queue of the blocks ``1 .. num_blocks - 1``.
+
+    Every block is held (count > 0) or in the free queue, never both.
+    """
+
+    __slots__ = ("caching", "evicted", "extra", "holders", "index", "primary", "queue")
+
+    def __init__(self, num_blocks: int, *, caching: bool) -> None:
+        self.caching = caching
+        self.holders = blocks.BlockPool(num_blocks)
+        self.queue = LinkedQueue(num_blocks, range(1, num_blocks))
+        self.primary = [0] * num_blocks  # 0: no key
+        self.extra: dict[int, list[int]] = {}  # further keys of a block, in order of insertion
+        self.index: dict[int, int | list[int]] = {}  # key -> block, or blocks in order of insertion
+        self.evicted: list[int] = []
+        """Blocks that lost their keys by re-allocation, until somebody takes note and clears it."""
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that can be handed out now."""
+        return len(self.queue)
+
+    # -- holders ----------------------------------------------------------------------------
+
+    def allocate(self, count: int) -> list[int]:
+        """Take ``count`` blocks from the front of the queue; each loses all its keys."""
+        ids = self.queue.pop_front_many(count)
+        self.holders.take_many(ids)
+        primary = self.primary
+        for block in ids:
+            if primary[block]:
+                self.forget(block)
+                self.evicted.append(block)
+        return ids
+
+    def touch(self, ids: Iterable[int]) -> None:
+        """One more holder for each block; idle ones leave the queue, wherever they stand."""
+        counts, holders, queue = self.holders.counts, self.holders, self.queue
+        for block in ids:
+            if block != NULL_BLOCK:
+                if not counts[block]:
+                    queue.remove(block)
+                holders.share(block)
+
+    def free(self, ids: Sequence[int]) -> None:
+        """One holder less for each block, in order.
+
+        Of those that become idle the unkeyed ones go to the front of the queue (they are reused
+        first), the keyed ones to the back, each kind in the given order.
+        """
+        idle = self.holders.drop_many(ids)
+        primary = self.primary
+        keyed = [block for block in idle if primary[block]]
+        if len(keyed) < len(idle):
+            self.queue.push_front_many([block for block in idle if not primary[block]])
+        self.queue.push_back_many(keyed)
+
+    def is_idle(self, block: int) -> bool:
+        """Whether nobody holds the block."""
+        return not self.holders.counts[block]
+
+    # -- keys -------------------------------------------------------------------------------
+
+    def find(self, key: int) -> int | None:
+        """The block that got this key first and still has it; changes nothing."""
+        found = self.index.get(key)
+        return found if found is None or type(found) is int else found[0]  # type: ignore[index]
+
+    def insert(self, key: int, block: int) -> bool:
+        """Make the block findable under the key; False if it is already.
+
+        The first key is the primary one. A key of a longer prefix replaces all older ones
+        ("promotion"), others are extra keys.
+        """
+        old = self.primary[block]
+        if not old:
+            self.primary[block] = key
+        elif key == old or key in self.extra.get(block, ()):
+            return False
+        elif prefix_length(old) < prefix_length(key):
+            self.forget(block)
+            self.primary[block] = key
+        else:
+            self.extra.setdefault(block, []).append(key)
+        self._register(key, block)
+        return True
+
+    def keys_of(self, block: int) -> list[int]:
+        """All keys of a block, the primary one first."""
+        first = self.primary[block]
+        return [first, *self.extra.get(block, ())] if first else []
+
+    def forget(self, block: int) -> None:
+        """Remove all keys of a block."""
+        for key in self.keys_of(block):
+            self._unregister(key, block)
+        self.primary[block] = 0
+        self.extra.pop(block, None)
+
+    def reset(self) -> bool:
+        """Remove all keys; False, and nothing happens, while any block is held (RULES 13)."""
+        if self.holders.num_held:
+            return False
+        self.primary = [0] * len(self.primary)
+        self.extra.clear()
+        self.index.clear()
+        return True
+
+    def num_keyed(self) -> int:
+        """Number of blocks that carry a key."""
+        return sum(1 for key in self.primary if key)
+
+    def _register(self, key: int, block: int) -> None:
+        present = self.index.get(key)
+        if present is None:
+            self.index[key] = block
+        elif type(present) is int:
+            self.index[key] = [present, block]
+        else:
+            present.append(block)  # type: ignore[union-attr]
+
+    def _unregister(self, key: int, block: int) -> None:
+        present = self.index[key]
+        if type(present) is int:
+            del self.index[key]
+            return
+        present.remove(block)  # type: ignore[union-attr]
+        if len(present) == 1:  # type: ignore[arg-type]
+            self.index[key] = present[0]  # type: ignore[index]

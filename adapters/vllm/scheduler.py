@@ -1,0 +1,336 @@
+"""Which requests run in a step and how many tokens of each (RULES 6, 9, 12, 13).
+
+Running requests first, in their order; then waiting ones from the head of the queue until one does
+not fit. (v1/core/sched/scheduler.py, async_scheduler.py, request_queue.py)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from handoff.types import Event
+
+from .allocate import KVCache
+from .connector import Connector
+from .coordinator import Hit
+from .mamba import split_chunk
+from .options import VllmOptions
+from .queues import RequestQueue
+from .sizes import Sizes
+from .state import Outbox, RequestState
+from .stats import PrefillStats, Stats
+
+__all__ = ["Batch", "Scheduled", "Scheduler"]
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """A row of a batch: ``tokens`` positions from ``start``, the last ``drafts`` are guesses.
+
+    ``hit`` is given for an admission. ``samples``: the row reaches the end of the known tokens.
+    """
+
+    state: RequestState
+    start: int
+    tokens: int
+    drafts: tuple[int, ...]
+    samples: bool = False
+    hit: Hit | None = None
+    seq: int = -1
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one ``schedule()`` decided."""
+
+    rows: list[Scheduled] = field(default_factory=list)
+    loads: list[RequestState] = field(default_factory=list)
+    """Requests whose external tokens began to load beside the steps."""
+    admitted: list[tuple[RequestState, Hit, int]] = field(default_factory=list)
+    """Granted look-ups with their external tokens, in order."""
+
+
+class Scheduler:
+    """Queues, token budget, admission, preemption."""
+
+    def __init__(self, options: VllmOptions, sizes: Sizes, cache: KVCache, out: Outbox) -> None:
+        self.options = options
+        self.sizes = sizes
+        self.cache = cache
+        self.out = out
+        self.running: list[RequestState] = []
+        self.waiting = RequestQueue(options.policy)
+        self.connector = Connector(options, sizes, cache) if options.kv_connector else None
+        self.stats = Stats()
+        self._mambas = [g for g in sizes.groups if g.type == "mamba" and cache.caching]
+
+    # -- one step ---------------------------------------------------------------------------
+
+    def schedule(self) -> Batch:
+        """Decide one step; computed tokens move on before the model runs."""
+        rows: dict[int, Scheduled] = {}
+        batch = Batch()
+        budget, preempted = self._schedule_running(rows)
+        if not preempted:
+            self._admit_waiting(rows, budget, batch)
+        self.cache.end_of_schedule()
+        batch.rows = list(rows.values())
+        for row in batch.rows:
+            self._advance(row)
+        return batch
+
+    def _advance(self, row: Scheduled) -> None:
+        """Count a row's tokens as computed; asynchronously, expect its outputs (RULES 6, 13)."""
+        state = row.state
+        row.seq = state.seq
+        state.computed += row.tokens
+        state.in_flight += row.tokens
+        state.batches += 1
+        row.samples = state.computed >= state.known + state.placeholders
+        state.mid_prefill = not row.samples
+        state.drafts = []
+        if self.options.is_async and row.samples:
+            state.placeholders += 1 + len(row.drafts)
+            state.drafts = [-1] * self.sizes.num_drafts
+
+    def _schedule_running(self, rows: dict[int, Scheduled]) -> tuple[int, bool]:
+        budget, preempted, index = self.sizes.token_budget, False, 0
+        while index < len(self.running) and budget > 0:
+            state = self.running[index]
+            index += 1
+            if self._ends_in_flight(state):
+                continue
+            wanted = state.known + len(state.drafts) + state.placeholders - state.computed
+            new = self._cap(state, state.computed, wanted, budget)
+            if new <= 0:
+                continue
+            fits = True
+            while not self.cache.allocate(state, new, lookahead=self.sizes.lookahead):
+                self._tell_refused(state, "6.1")
+                victim = self._victim()
+                position = self.running.index(victim)
+                if position < index:
+                    index -= 1
+                self.running.pop(position)
+                row = rows.pop(victim.order, None)
+                if row is not None:
+                    budget += row.tokens
+                self._preempt(victim)
+                preempted = True
+                if victim is state:
+                    fits = False
+                    break
+            if not fits:
+                break
+            guesses = state.computed + new - state.known - state.placeholders
+            drafts = tuple(state.drafts[: max(guesses, 0)])
+            rows[state.order] = Scheduled(state, state.computed, new, drafts)
+            budget -= new
+        return budget, preempted
+
+    def _ends_in_flight(self, state: RequestState) -> bool:
+        """Whether the steps in flight will bring the last output of a request."""
+        return state.placeholders > 0 and (
+            state.computed + 2 - state.placeholders
+            >= state.prompt_len + state.request.max_tokens
+        )
+
+    def _cap(self, state: RequestState, start: int, new: int, budget: int, limit: bool = True) -> int:
+        """The caps on a chunk in upstream's order (RULES 6.1, 6.2)."""
+        threshold = self.options.long_prefill_token_threshold
+        if threshold and len(self.running) + len(self.waiting) > 1:
+            new = min(new, threshold)
+        new = min(new, budget)
+        if limit:
+            new = min(new, self.options.max_model_len - 1 - start)
+        for group in self._mambas[:1]:
+            largest = self.sizes.token_budget
+            if threshold:
+                largest = min(largest, threshold)
+            new = split_chunk(
+                self.sizes, group, state, start, new, largest, self.cache.to_junction
+            )
+        return self._leave_for_drafter(state, start, new)
+
+    def _leave_for_drafter(self, state: RequestState, start: int, new: int) -> int:
+        """Keep the last chunk long enough for a drafter that reads ahead (RULES 9, MTP reserve)."""
+        left = state.known - start - new
+        if 0 < left < self.sizes.prefill_lookahead:
+            new = max(0, new - (self.sizes.prefill_lookahead - left))
+        return new
+
+    # -- admission --------------------------------------------------------------------------
+
+    def _admit_waiting(
+        self, rows: dict[int, Scheduled], budget: int, batch: Batch
+    ) -> None:
+        left_mid_prefill = any(  # by their previous step
+            row.state.mid_prefill for row in rows.values()
+        )
+        passed_over: list[RequestState] = []
+        while self.waiting and budget > 0 and len(self.running) < self.options.max_num_seqs:
+            state = self.waiting.peek()
+            if self._must_wait(state):
+                passed_over.append(self.waiting.pop())
+                continue
+            row = self._try(state, rows, budget, left_mid_prefill, batch)
+            if row is None:
+                break
+            self.waiting.pop()
+            if row.tokens == 0:  # its load was started; it waits for the transfer
+                passed_over.append(state)
+                continue
+            self.running.append(state)
+            state.status = "running"
+            rows[state.order] = row
+            budget -= row.tokens
+        self.waiting.pass_over(passed_over)
+
+    def _must_wait(self, state: RequestState) -> bool:
+        """Requests that are passed over: load unfinished, outputs in flight, too many LoRAs."""
+        if state.status == "loading":
+            return self.connector is None or not self.connector.promote(state)
+        if state.batches:
+            return True
+        most, lora = self.options.max_loras, state.request.lora
+        if most is None or lora is None:
+            return False
+        active = {r.request.lora for r in self.running if r.request.lora is not None}
+        return len(active) >= most and lora not in active
+
+    def _try(
+        self,
+        state: RequestState,
+        rows: dict[int, Scheduled],
+        budget: int,
+        left_mid_prefill: bool,
+        batch: Batch,
+    ) -> Scheduled | None:
+        """Admit the head of the queue; ``None`` stops admission (RULES 6.2)."""
+        external, loading = 0, False
+        if state.computed == 0:
+            hit = self.cache.find(state)
+            if self.connector:
+                external, loading = self.connector.ask(state, hit)
+        else:
+            hit = self.cache.coordinator.empty()
+        served = state.computed + hit.tokens + external
+        replay = 0 if loading else self._replay(state, hit.tokens + external)
+        start = served - replay
+        drafts: tuple[int, ...] = ()
+        if loading:
+            new = 0
+        else:
+            new = state.known - start
+            if self._is_padded(state, new, start, rows, left_mid_prefill):
+                drafts = (-1,) * self.sizes.num_drafts
+                new += len(drafts)
+                if new > budget:
+                    return None
+            elif not self.options.enable_chunked_prefill and new > budget:
+                return None
+            new = self._cap(state, start, new, budget, limit=False)
+            if new == 0:
+                return None
+        busy = bool(self.running)
+        fits = self.cache.allocate(
+            state,
+            max(new - replay, 0),
+            hit=hit,
+            external=external,
+            lookahead=0 if loading else self.sizes.lookahead,
+            loading=loading,
+            watermark=self.sizes.watermark_blocks if busy else 0,
+            reserved=self._reserved() if loading else 0,
+        )
+        if not fits:
+            self._tell_refused(state, "6.2")
+            return None
+        if state.hit is None:
+            state.hit, state.external, state.served = hit, external, served
+            self._count(state, hit, external, start)
+        state.computed = start
+        batch.admitted.append((state, hit, external))
+        if loading:
+            state.status = "loading"
+            assert self.connector is not None
+            self.connector.start(state)
+            batch.loads.append(state)
+            return Scheduled(state, start, 0, (), hit=hit)
+        return Scheduled(state, start, new, drafts, hit=hit)
+
+    def _count(self, state: RequestState, hit: Hit, external: int, start: int) -> None:
+        """Upstream's statistics of an admission that looked up (RULES 13)."""
+        if self.cache.caching and not state.skip_reading:
+            self.stats.prefix_cache.record(state.known, hit.tokens, preempted=state.attempt > 0)
+        if state.prefill is None:
+            state.prefill = PrefillStats(state.prompt_len, hit.tokens, external, start)
+
+    def _reserved(self) -> int:
+        """Blocks that prefills and loads under way still need (RULES 12)."""
+        under_way = [s for s in self.running if s.computed < s.known]
+        under_way += [s for s in self.waiting if s.status == "loading"]
+        return sum(self.cache.still_needed(state) for state in under_way)
+
+    def _replay(self, state: RequestState, served: int) -> int:
+        """Tokens of a hit that are computed again to fill the uncached window (RULES 11)."""
+        return min(self.sizes.replay, served)
+
+    def _is_padded(
+        self,
+        state: RequestState,
+        new: int,
+        start: int,
+        rows: dict[int, Scheduled],
+        left_mid_prefill: bool,
+    ) -> bool:
+        """Whether a request with one token to compute is widened by placeholder drafts (RULES 9)."""
+        num_drafts = self.sizes.num_drafts
+        return (
+            num_drafts > 0
+            and new == 1
+            and not left_mid_prefill
+            and (start > 0 or any(row.hit is None for row in rows.values()))
+            and start + num_drafts + 2 <= self.options.max_model_len
+        )
+
+    def _tell_refused(self, state: RequestState, rule: str) -> None:
+        self.out.events.append(Event("defer", request=state.id, rule=rule))
+
+    # -- leaving ----------------------------------------------------------------------------
+
+    def _victim(self) -> RequestState:
+        if self.options.policy == "priority":
+            return max(self.running, key=lambda state: (state.priority, state.order))
+        return self.running[-1]
+
+    def _preempt(self, state: RequestState) -> None:
+        """Give up everything; the request waits in front (or in priority order) (RULES 13)."""
+        self.out.events.append(Event("preempt", seq=state.seq, request=state.id, rule="13"))
+        self.cache.free(state)
+        state.release(len(self.sizes.groups))
+        state.status = "preempted"
+        state.attempt += 1
+        self.waiting.put_in_front(state)
+
+    def finish(self, state: RequestState, kind: str) -> None:
+        """Drop a request wherever it is; its keys stay (RULES 13)."""
+        if state.status == "running":
+            self.running.remove(state)
+        else:
+            self.waiting.remove(state)
+        self.out.events.append(Event(kind, seq=state.seq, request=state.id, rule="13"))
+        if self.connector:
+            if state.status == "loading":  # its blocks are freed when the load ends
+                state.status = "aborted"
+                return
+            self.cache.leave_windows(state, state.computed)
+        state.status = "finished"
+        self.cache.free(state)
+
+    def reset(self, *, running: bool) -> bool:
+        """Remove all keys, if no block is held; ``running`` preempts everything first."""
+        if running:
+            while self.running:
+                self._preempt(self.running.pop())
+        return self.cache.pool.reset()
