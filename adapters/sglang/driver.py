@@ -1,0 +1,23 @@
+"""How SGLang's recordings are replayed: kinds of files and what a driver may see of each.
+
+Four kinds: ``common`` (one request after another), ``native`` (event traces of a running
+scheduler), ``dsv41_window`` and ``encoder`` (two functions). Nothing is decided here: the engine
+runs, the drivers listen and write down what they heard.
+"""
+
+from __future__ import annotations
+
+from handoff.conformance.recording import Kind, Recordings
+
+from .driver_common import INPUTS as COMMON
+from .driver_common import replay_common
+from .replay import options_of
+
+__all__ = ["RECORDINGS"]
+
+RECORDINGS = Recordings(
+    kinds={
+        "common": Kind(inputs=COMMON, replay=replay_common),
+    },
+    options=options_of,
+)

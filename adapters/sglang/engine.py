@@ -1,0 +1,198 @@
+"""The planner: requests in, Steps out, in SGLang's own order.
+
+Joins cache and scheduler and writes down what they did: operations, rows, handoffs, events. All
+decisions are in ``scheduler`` and ``cache``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from handoff.errors import Refused
+from handoff.index.spans import LATE
+from handoff.types import (
+    NULL,
+    Close,
+    Event,
+    Handoff,
+    Layout,
+    Match,
+    Request,
+    Row,
+    StateUse,
+    Step,
+    StepResult,
+)
+
+from .cache import PrefixCache
+from .handoff import build_handoff, deductions
+from .journal import Journal
+from .layout import FULL, STATE, SWA, build_layout
+from .options import Options
+from .req import Req
+from .scheduler import Batch, Scheduler
+
+__all__ = ["Engine"]
+
+
+class Engine:
+    """Guarantees Steps whose tables and rows are those of an SGLang server with these options."""
+
+    def __init__(self, options: Options, journal: Journal | None = None) -> None:
+        self.options = options
+        self.layout: Layout = build_layout(options)
+        self.depth = 2 if options.overlap else 1
+        speculative = options.speculative_num_steps is not None
+        self.num_drafts = options.speculative_num_draft_tokens - 1 if speculative else 0
+        self.journal = journal if journal is not None else Journal()
+        self.cache = PrefixCache(options, self.journal)
+        self.scheduler = Scheduler(options, self.cache)
+        self._reqs: dict[str, Req] = {}
+        self._batches: deque[tuple[int, Batch, list[int]]] = deque()
+        self._arrivals = 0
+        self._number = 0
+        self._completed = -1
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Queue a request; refuses what cannot be served even alone."""
+        longest = len(request.prompt) + request.max_tokens
+        if not len(request.prompt):
+            raise Refused(f"{request.id}: the prompt is empty")
+        if not request.max_tokens:
+            raise Refused(f"{request.id}: SGLang generates at least one token")
+        room = self.options.max_total_tokens - self.options.page_size
+        if longest > room:
+            raise Refused(
+                f"{request.id}: {longest} tokens do not fit a pool of"
+                f" {self.options.max_total_tokens} (max_total_tokens)"
+            )
+        req = Req(request, self._arrivals)
+        self._arrivals += 1
+        self._reqs[request.id] = req
+        self.scheduler.enqueue(req)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """Drop a request wherever it is: private KV goes back, nothing is inserted (rule 5)."""
+        req = self._reqs.get(request_id)
+        if req is None or req.finished:
+            return
+        self.scheduler.drop(req)
+        self.cache.events.append(Event("abort", seq=req.sequence, request=req.id, rule="5"))
+        self._close(req)
+        del self._reqs[request_id]
+
+    # -- planning -------------------------------------------------------------------------------
+
+    def step(self, now: float) -> Step | None:
+        """Plan the next forward pass."""
+        if len(self._batches) >= self.depth:
+            return None
+        batch = self.scheduler.next_batch()
+        if batch is None:
+            return None
+        handoffs = tuple(self._open(req) for req in batch.admitted)
+        rows = tuple(
+            self._row(req, span, req is batch.chunked)
+            for req, span in zip(batch.reqs, batch.spans, strict=True)
+        )
+        step = self._emit(rows, handoffs)
+        self._batches.append((step.number, batch, [row.seq for row in rows]))
+        return step
+
+    def drain(self) -> Step | None:
+        """Operations still owed, as a last Step without rows."""
+        if self.cache.ops or self.cache.events:
+            step = self._emit((), ())
+            self._completed = step.number
+            return step
+        return None
+
+    def next_event(self) -> float | None:
+        """Nothing happens by itself."""
+        return None
+
+    def _emit(self, rows: tuple[Row, ...], handoffs: tuple[Handoff, ...]) -> Step:
+        cache = self.cache
+        step = Step(
+            number=self._number,
+            iteration=self._number,
+            known_through=self._completed,
+            ops=tuple(cache.ops),
+            rows=rows,
+            handoffs=handoffs,
+            events=tuple(cache.events),
+        )
+        cache.ops.clear()
+        cache.events.clear()
+        self._number += 1
+        return step
+
+    def _open(self, req: Req) -> Handoff:
+        limit = self.cache.key_limit(req, req.known, last_token=True)
+        handoff = build_handoff(self.options, req, limit)
+        if req.reported is None:
+            req.reported = req.hit  # later admissions add nothing (rule 4)
+        req.attempt += 1
+        return handoff
+
+    def _row(self, req: Req, span: tuple[int, int], chunked: bool) -> Row:
+        start, stop = span
+        assert req.sequence is not None
+        tokens = req.seq.slice(start, min(stop, req.known))
+        for _ in range(stop - max(start, req.known)):
+            tokens.append(LATE)
+        states: tuple[StateUse, ...] = ()
+        if req.state is not None:
+            load = NULL if start == 0 else req.state
+            states = (StateUse(STATE, load, ((stop, req.state),)),)
+        return Row(req.sequence, start, tokens, 0, 0 if chunked else 1, None, states)
+
+    # -- results --------------------------------------------------------------------------------
+
+    def complete(self, result: StepResult, now: float) -> None:
+        """Take the answer to the oldest batch: outputs, checkpoints, finished requests."""
+        number, batch, sequences = self._batches.popleft()
+        assert number == result.number, f"result {result.number} for step {number}"
+        self._completed = number
+        self.cache.hold_frees()
+        finished = []
+        answers = zip(batch.reqs, batch.spans, sequences, result.rows, strict=True)
+        for index, (req, (_, stop), sequence, answer) in enumerate(answers):
+            if req.sequence != sequence or req.finished or req is batch.chunked:
+                continue  # retracted, stopped before, or in mid-prompt
+            self.scheduler.emitted(req, answer.tokens)
+            if req.finished:
+                self.cache.release(req, insert=True)
+                self._close(req)
+                finished.append(req)
+            elif index < len(batch.prefill):
+                self.cache.checkpoint(req, stop)
+        for req in finished:
+            self.journal.finish(req)
+        self.cache.release_frees()
+
+    def _close(self, req: Req) -> None:
+        assert req.sequence is not None
+        self.cache.ops.append(Close(req.sequence))
+        self.cache.events.append(Event("finish", seq=req.sequence, request=req.id))
+        self._reqs.pop(req.id, None)
+
+    # -- looking --------------------------------------------------------------------------------
+
+    def probe(self, request: Request) -> Match:
+        """What a request would hit now; changes nothing."""
+        return self.cache.probe(Req(request, self._arrivals))
+
+    def observe(self) -> Mapping[str, Any]:
+        """Tree, free lists and queue."""
+        return {
+            "waiting": [req.id for req in self.scheduler.waiting],
+            "running": [req.id for req in self.scheduler.running],
+            "free": self.cache.slots.ids().tolist(),
+            "evictable": self.cache.tree.evictable,
+            "protected": self.cache.tree.protected,
+        }

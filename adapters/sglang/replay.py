@@ -1,0 +1,152 @@
+"""What the replays of recordings share: options, scripted outputs, shapes of values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from handoff.conformance.recording import Case
+from handoff.errors import Unsupported
+from handoff.types import Request, Row, RowResult, Step, StepResult
+
+from .engine import Engine
+from .journal import Evicted, Journal
+from .options import Options
+
+__all__ = ["Bench", "gone", "options_of", "run_lengths"]
+
+NAMES = {
+    "page": "page_size",
+    "pool": "max_total_tokens",
+    "swa_pool": "swa_max_total_tokens",
+    "window": "sliding_window_size",
+    "kind": "attention",
+    "policy": "radix_eviction_policy",
+    "chunk": "chunked_prefill_size",
+    "disable": "disable_radix_cache",
+    "hicache": "hicache_write_policy",
+    "host_pool": "hicache_max_total_tokens",
+    "mamba_pool": "max_mamba_cache_size",
+    "replay": "enable_decoder_swa_bounded_replay",
+    "evict_interval": "swa_eviction_interval",
+    "max_running": "max_running_requests",
+    "sched": "schedule_policy",
+    "prio": "enable_priority_scheduling",
+    "mixed": "enable_mixed_chunk",
+    "steps": "speculative_num_steps",
+    "topk": "speculative_eagle_topk",
+    "draft_tokens": "speculative_num_draft_tokens",
+}
+"""Recorded name of an option -> upstream's name."""
+
+DRIVER_ONLY = frozenset({"stop", "prios", "prefill_aware"})
+"""Keys that say how requests were made, or what ``kind`` says already."""
+
+
+def options_of(config: Mapping[str, Any]) -> Options:
+    """Options of a recorded configuration; its own defaults are those of the recorder."""
+    values: dict[str, Any] = {
+        "swa_max_total_tokens": config.get("pool", 16384),
+        "disable_overlap_schedule": not config.get("overlap", False),
+    }
+    for key, value in config.items():
+        if key == "overlap" or key in DRIVER_ONLY:
+            continue
+        if key == "eagle":
+            values["speculative_algorithm"] = "EAGLE" if value else None
+        elif key == "policy_cfg":
+            policy = config["policy"]
+            values |= {f"{policy}_{name}": setting for name, setting in value.items()}
+        elif key == "new_ratio":
+            values |= {"init_new_token_ratio": value, "min_new_token_ratio_factor": 1.0}
+        elif key in NAMES:
+            values[NAMES[key]] = value
+        else:
+            raise Unsupported(f"recorded option {key}")
+    values["enable_hierarchical_cache"] = "hicache" in config
+    return Options(**values)
+
+
+def run_lengths(blocks: Sequence[int]) -> list[list[int]]:
+    """``[first, count]`` of each stretch of consecutive ids, in order."""
+    out: list[list[int]] = []
+    for block in blocks:
+        if out and out[-1][0] + out[-1][1] == block:
+            out[-1][1] += 1
+        else:
+            out.append([block, 1])
+    return out
+
+
+def gone(evicted: Evicted) -> list[list[int]]:
+    """The blocks that left, sorted."""
+    return run_lengths(sorted(block for blocks in evicted.gone for block in blocks.tolist()))
+
+
+class Bench:
+    """An engine, its watcher, and scripted outputs."""
+
+    def __init__(self, case: Case, options: Options, journal: Journal) -> None:
+        self.engine = Engine(options, journal)
+        self.cache = self.engine.cache
+        self._watcher = case.watch(self.engine.layout) if case.watch else None
+        self._requests: dict[str, Request] = {}
+        self._of_seq: dict[int, str] = {}
+        self._pending: list[Step] = []
+        self.accepted: Callable[[str], int] = lambda name: 1
+        """Tokens that the next verify row of a request accepts."""
+
+    def submit(self, request: Request) -> None:
+        """Queue a request with scripted outputs."""
+        self._requests[request.id] = request
+        self.engine.submit(request, 0.0)
+
+    def plan(self) -> bool:
+        """Plan one Step; whether there was one."""
+        step = self.engine.step(0.0)
+        if step is None:
+            return False
+        if self._watcher:
+            self._watcher.step(step)
+        self._of_seq |= {handoff.seq: handoff.request for handoff in step.handoffs}
+        self._pending.append(step)
+        return True
+
+    def answer(self) -> None:
+        """Answer the oldest Step with the scripted outputs."""
+        step = self._pending.pop(0)
+        rows = tuple(RowResult(row.seq, self._emit(row)) for row in step.rows)
+        result = StepResult(step.number, rows)
+        if self._watcher:
+            self._watcher.complete(result)
+        self.engine.complete(result, 0.0)
+
+    def _emit(self, row: Row) -> tuple[int, ...]:
+        """Outputs that follow the row; beyond the script they are arbitrary."""
+        if not row.emits:
+            return ()
+        request = self._requests[self._of_seq[row.seq]]
+        outputs = request.outputs
+        assert outputs is not None
+        count = self.accepted(request.id) if row.drafts else 1
+        first = row.stop - row.drafts - len(request.prompt)
+        return tuple(outputs[at] if at < len(outputs) else 0 for at in range(first, first + count))
+
+    @property
+    def in_flight(self) -> int:
+        """Steps planned and not answered."""
+        return len(self._pending)
+
+    def sizes(self) -> list[int]:
+        """Free, evictable and protected tokens of each pool, as recordings order them."""
+        cache = self.cache
+        out = [cache.free_tokens, cache.tree.evictable, cache.tree.protected]
+        if cache.windows is not None:
+            windows = cache.windows
+            out += [cache.free_window_tokens, windows.evictable, windows.protected]
+        if cache.states is not None:
+            states = cache.states
+            out += [states.free.num_free, states.evictable, states.protected]
+        if cache.host is not None:
+            out.append(cache.host.free_tokens)
+        return out
