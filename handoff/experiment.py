@@ -150,6 +150,7 @@ def run_row(
         scenario=stream.name,
         describe=adapter.describe(options),
         options=changed,
+        rules=getattr(adapter, "rules", {}),
     )
     costs = Costs(load_model(model), engine.layout, find_device(device))
     accountant = Accountant(engine.layout, label, costs)

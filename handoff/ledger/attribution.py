@@ -29,7 +29,7 @@ from handoff.types import (
 )
 
 from .answers import answers
-from .classes import Shared, classify, lanes
+from .classes import Shared, classify, lanes, outside
 from .costs import Costs
 from .entries import Entry
 from .seen import Live, Seen, isolation
@@ -42,7 +42,11 @@ Counters = Callable[[Handoff], Mapping[str, float]]
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What all entries of one row of a run have in common; fields as in ``Entry``."""
+    """What all entries of one row of a run have in common; fields as in ``Entry``.
+
+    ``rules`` cites the rule book's section for losses that the ledger finds itself (reason ->
+    section): what never was findable, or no longer is.
+    """
 
     run: str
     adapter: str
@@ -52,6 +56,7 @@ class Label:
     scenario: str
     describe: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
+    rules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -334,7 +339,7 @@ class Accountant:
             cold_ttft_s=cold_ttft,
             queue_s=admission.queue_s,
             lanes=lanes(handoff, runs, self._stages, self._groups),
-            deductions=handoff.deductions,
+            deductions=(*outside(handoff, runs, self._label.rules), *handoff.deductions),
             answers=answers(handoff),
             unsound=handoff.unsound,
             counters=dict(self._counters(handoff)) if self._counters else {},

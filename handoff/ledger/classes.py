@@ -13,14 +13,15 @@ the framework; what no unit could have covered is alignment, stored or not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from handoff.types import Group, Handoff, Spans
+from handoff.types import Deduction, Group, Handoff, Spans
 
 from .entries import Run
 
-__all__ = ["Shared", "classify", "lanes"]
+__all__ = ["Shared", "classify", "lanes", "outside"]
 
 
 class Shared(NamedTuple):
@@ -87,6 +88,18 @@ def _joined(runs: list[Run]) -> tuple[Run, ...]:
         else:
             out.append(run)
     return tuple(out)
+
+
+def outside(
+    handoff: Handoff, runs: tuple[Run, ...], rules: Mapping[str, str]
+) -> tuple[Deduction, ...]:
+    """The losses beyond what the index held, as deductions from the shared prefix downwards."""
+    found = max(handoff.raw_tokens, handoff.hit_tokens)
+    return tuple(
+        Deduction(run.kind, run.start, run.stop, rules.get(run.kind, ""))
+        for run in reversed(runs)
+        if run.start >= found and run.kind != "fresh"
+    )
 
 
 def lanes(

@@ -1,0 +1,138 @@
+"""One admission as a chain: from what was ever computed down to the first position computed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from handoff.ledger.entries import Entry
+
+__all__ = ["Link", "chain", "story"]
+
+WORDS = {
+    "alignment": "no whole unit covers them",
+    "budget": "the scheduler's budget left no room for them",
+    "disabled": "caching was off for them, or the request chose not to read the cache",
+    "draft": "the drafter needs the position before the resume point computed again",
+    "evicted": "they were findable once and are gone from the pool",
+    "group": "a layer group could not go along",
+    "isolation": "they are cached under another salt, LoRA or key",
+    "last_token": "the last known token is always computed, its logits are wanted",
+    "not_stored": "they were computed but not findable",
+    "replay": "they were granted and are computed again",
+    "slot_choice": "they are held in a place that was not chosen",
+    "tier": "an outer tier refused them or came too late",
+}
+"""Each reason as a clause about tokens."""
+
+
+class Link(NamedTuple):
+    """``tokens`` go for ``reason`` (or come, if ``moved``); ``left`` remain after it."""
+
+    reason: str
+    tokens: int
+    left: int
+    rule: str = ""
+    group: str | None = None
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        """Why, in one clause; the adapter's own note if it gave one."""
+        why = self.note or WORDS.get(self.reason, "")
+        if self.group and self.group not in why:
+            why = f"{why} ({self.group})"
+        return why
+
+    @property
+    def cited(self) -> str:
+        """``(rule 5)``, or nothing where the ledger itself draws the border."""
+        return f" (rule {self.rule})" if self.rule else ""
+
+
+def chain(entry: Entry) -> list[Link]:
+    """The links in order: the borders outside the index, then the framework's own rules.
+
+    The first link starts from ``shared_tokens``; the last one ends at ``start``.
+    """
+    left = entry.raw_tokens
+    links = []
+    for reason, start, stop, rule, group, note in entry.deductions:
+        left = start
+        links.append(Link(reason, stop - start, left, rule, group, note))
+    moved = entry.hit_tokens - left
+    if moved > 0 and entry.moved:
+        links.append(Link("moved", moved, entry.hit_tokens, note="chunks found elsewhere, shifted"))
+    if entry.start < entry.hit_tokens:
+        links.append(Link("replay", entry.hit_tokens - entry.start, entry.start))
+    return links
+
+
+def story(entry: Entry) -> list[str]:
+    """The whole account of one admission, a sentence a line; all numbers of the answers in it."""
+    if entry.status.startswith("refused"):
+        return [f"{entry.title}: {entry.request} is {entry.status}."]
+    n = entry.prompt_tokens
+    lines = [
+        f"{entry.title}, {entry.describe or 'defaults'}: {entry.request} has {n:,} tokens,"
+        f" {entry.shared_tokens:,} of them computed before; {entry.hit_tokens:,} are reported as"
+        f" cached, computing starts at {entry.start:,}, {entry.computed_tokens:,} are computed."
+    ]
+    if entry.shared_tokens and entry.hit_tokens < n:
+        cap = min(entry.shared_tokens, entry.known_tokens - 1)
+        lines.append(
+            f"At most {cap:,} tokens could be reused; a hit comes in units of {entry.unit:,}."
+        )
+    lines += _links(entry)
+    lines += _groups(entry)
+    lines += _more(entry)
+    return lines
+
+
+def _links(entry: Entry) -> list[str]:
+    lines = []
+    for link in chain(entry):
+        verb = "added" if link.reason == "moved" else "lost"
+        lines.append(
+            f"{link.reason} {link.tokens:,}{link.cited}: {link.words};"
+            f" {verb}, leaves {link.left:,}."
+        )
+    return lines
+
+
+def _groups(entry: Entry) -> list[str]:
+    groups = entry.answers.get("groups", [])
+    lines = []
+    if len(groups) > 1:
+        matched = ", ".join(f"{each['group']} {each['matched']:,}" for each in groups)
+        lines.append(f"Matched by each group before they are reconciled: {matched}.")
+    for each in groups:
+        if "copied" in each:
+            copied = sum(copy[2] for copy in each["copied"])
+            lines.append(
+                f"{each['group']}: {each['fresh']:,} blocks are shared whole, {copied:,} tokens are"
+                f" copied into block number {each['fresh'] + 1:,} of the table."
+            )
+        if each["visible"]:
+            lines.append(f"{each['group']}: sees nothing below {each['visible']:,}.")
+    return lines
+
+
+def _more(entry: Entry) -> list[str]:
+    lines = []
+    if entry.answers.get("elsewhere"):
+        lines.append(f"Another place holds {entry.answers['elsewhere']:,} tokens of this prompt.")
+    for tier, tokens in entry.answers.get("external", {}).items():
+        lines.append(f"{tokens:,} tokens of the hit come from {tier}; they must be loaded.")
+    if entry.estimate_tokens is not None:
+        lines.append(
+            f"The scheduler's estimate was {entry.estimate_tokens:,}, the truth"
+            f" {entry.hit_tokens:,}; nothing is dropped by the correction."
+        )
+    if entry.cold_flops:
+        saved = entry.saved_flops / entry.cold_flops
+        lines.append(
+            f"Saved compute: {100 * saved:.1f} % of a cold prefill's FLOPs, for a hit of"
+            f" {100 * entry.hit_tokens / entry.prompt_tokens:.1f} % of its tokens."
+        )
+    lines += [f"Not what a cold run would hold: {why}." for why in entry.unsound]
+    return lines

@@ -1,0 +1,170 @@
+"""Prompts as a user gives them, and what two of them have in common."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from handoff.errors import BadInput
+from handoff.index.spans import VIRTUAL, Seq, common
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Difference", "Prompt", "compare", "read_prompt", "shorthand"]
+
+GRAIN = 4
+"""Tokens that must be equal in a row to count as equal again; fewer are chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt in order of submission; ``outputs`` tokens are generated behind it."""
+
+    name: str
+    tokens: Seq
+    outputs: int = 1
+    salt: str | None = None
+    lora: str | None = None
+
+
+class Difference(NamedTuple):
+    """Where ``prompt`` leaves the earlier prompt ``other`` that it shares most with.
+
+    * ``position``: length of the common prefix; ``one`` is a prefix of the other if it is the
+      length of either.
+    * ``before``, ``after``: the tokens there (``None`` past an end or for virtual tokens).
+    * ``again``: later tokens of the prompt that stand in the other one too, ``shift`` positions
+      further on (negative: further back) in their longest run.
+    """
+
+    prompt: str
+    other: str
+    position: int
+    before: int | None
+    after: int | None
+    again: int
+    shift: int
+
+
+def read_prompt(path: Path, tokenizer: Path | None = None) -> Prompt:
+    """A prompt from JSON token ids, or from text with a local ``tokenizer.json``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"cannot be read: {error}", file=path) from None
+    if path.suffix == ".json":
+        try:
+            ids = json.loads(text)
+        except ValueError as error:
+            raise BadInput(f"is not JSON: {error}", file=path) from None
+        if isinstance(ids, dict):
+            ids = ids.get("token_ids", ids.get("input_ids"))
+        if not isinstance(ids, list) or not ids or not all(_is_id(each) for each in ids):
+            raise BadInput("is no list of token ids (integers from 0)", file=path)
+        return Prompt(path.stem, Seq.of(ids))
+    if tokenizer is None:
+        raise BadInput("is text: give --tokenizer tokenizer.json", file=path)
+    from tokenizers import Tokenizer
+
+    try:
+        found = Tokenizer.from_file(str(tokenizer))
+    except Exception as error:
+        raise BadInput(f"is no tokenizer file: {error}", file=tokenizer) from None
+    ids = found.encode(text).ids
+    if not ids:
+        raise BadInput("is an empty prompt", file=path)
+    return Prompt(path.stem, Seq.of(ids))
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VIRTUAL
+
+
+def shorthand(shared: int, tail: int, count: int = 2) -> list[Prompt]:
+    """``count`` prompts that share their first ``shared`` tokens; ``tail`` private ones each."""
+    prompts = []
+    for number in range(count):
+        tokens = Seq.virtual(VIRTUAL, shared)
+        tokens.add_run(VIRTUAL + (number + 1) * (1 << 32), tail)
+        prompts.append(Prompt(f"prompt-{number + 1}", tokens))
+    return prompts
+
+
+def compare(prompts: Sequence[Prompt]) -> Difference | None:
+    """The last prompt against the earlier one that shares the longest prefix; ``None`` for one."""
+    if len(prompts) < 2:
+        return None
+    last = prompts[-1]
+
+    def shared(other: Prompt) -> int:
+        return common(last.tokens, 0, other.tokens, 0, len(last.tokens))
+
+    other = max(reversed(prompts[:-1]), key=shared)
+    position = shared(other)
+    again, shift = _again(other.tokens, last.tokens, position)
+    return Difference(
+        last.name,
+        other.name,
+        position,
+        _shown(other.tokens, position),
+        _shown(last.tokens, position),
+        again,
+        shift,
+    )
+
+
+def _shown(tokens: Seq, position: int) -> int | None:
+    if position >= len(tokens) or tokens[position] >= VIRTUAL:
+        return None
+    return tokens[position]
+
+
+def _again(old: Seq, new: Seq, start: int) -> tuple[int, int]:
+    """(tokens of ``new[start:]`` that stand in ``old[start:]``, shift of the longest such run)."""
+    if min(len(old), len(new)) - start < GRAIN:
+        return 0, 0
+    import numpy as np
+
+    a = np.array(old.tokens(start), dtype=np.int64)
+    b = np.array(new.tokens(start), dtype=np.int64)
+    places = _places(a, b)
+    total = longest = shift = at = 0
+    for j in np.flatnonzero(places >= 0):
+        if j < at:
+            continue
+        i = int(places[j])
+        limit = min(len(a) - i, len(b) - int(j))
+        unequal = np.flatnonzero(a[i : i + limit] != b[j : j + limit])
+        run = int(unequal[0]) if len(unequal) else limit
+        at = int(j) + run
+        total += run
+        if run > longest:
+            longest, shift = run, int(j) - i
+    return total, shift
+
+
+def _places(a: NDArray[np.int64], b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each position of ``b`` a place in ``a`` where the next ``GRAIN`` tokens stand, or -1."""
+    import numpy as np
+
+    def names(values: NDArray[np.int64]) -> NDArray[np.uint64]:
+        total = np.zeros(len(values) - GRAIN + 1, dtype=np.uint64)
+        for offset in range(GRAIN):
+            part = values[offset : offset + len(total)].astype(np.uint64)
+            total = total * np.uint64(0x9E3779B97F4A7C15) + part
+        return total
+
+    known, wanted = names(a), names(b)
+    order = np.argsort(known, kind="stable")
+    found = np.searchsorted(known[order], wanted)
+    found[found == len(order)] = 0
+    places = order[found]
+    equal = known[places] == wanted
+    for offset in range(GRAIN):  # a name may be shared by chance, tokens decide
+        equal &= a[places + offset] == b[offset : offset + len(places)]
+    return np.where(equal, places, -1)

@@ -1,0 +1,360 @@
+"""The terminal form of ``explain``: the answer, the strip, reasons or all six answers, what-ifs."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import StringIO
+
+from rich.console import Console
+from rich.text import Text
+
+from handoff.ledger.entries import Entry
+from handoff.report.strip import Run as StripRun
+from handoff.report.strip import Strip, StripRow
+from handoff.report.tables import legend, strip_lines, style_of
+from handoff.report.totals import label
+from handoff.report.words import count, number_word, percent, plural, span_of
+
+from .chain import chain, story
+from .compare import Answer, Comparison, Outcome
+
+__all__ = ["render", "render_plain", "sentence"]
+
+WIDE, NARROW = 110, 80
+_SIGNS = str.maketrans("█▓·─−–", "#%.---")
+
+
+def render(
+    console: Console,
+    comparison: Comparison,
+    *,
+    six: bool | None = None,
+    steps: bool = False,
+    ascii_only: bool = False,
+) -> None:
+    """Print a comparison as wide as the console allows.
+
+    ``six``: all six answers side by side (default from 110 columns on); ``steps``: the whole
+    account of every row, rule by rule.
+    """
+    out = _Page(console, ascii_only)
+    for line in sentence(comparison):
+        out.say(line, style="bold")
+    for run, why in comparison.refused.items():
+        out.say(f"{run}: {why}")
+    if not comparison.answers:
+        return
+    out.say()
+    one = _strip(comparison)
+    for _, pieces in strip_lines(one, console.width):
+        text = Text()
+        for piece, name in pieces:
+            text.append(piece, style=style_of(name))
+        out.line(text)
+    out.say(legend(one))
+    for answer in comparison.answers:
+        if words := _lanes(answer.entry):
+            out.say(words)
+    out.say()
+    if steps:
+        for answer in comparison.answers:
+            out.items(story(answer.entry))
+            out.say()
+    elif console.width >= WIDE if six is None else six:
+        _six(out, comparison.answers, console.width)
+    else:
+        _reasons(out, comparison.answers)
+    for line in _formulas(comparison.answers):
+        out.say(line, indent="  ")
+    if comparison.what_ifs:
+        out.say("What if  " + " · ".join(map(_what_if, comparison.what_ifs)), indent="         ")
+    out.say("Next: --steps (every rule in order) · --only NAME · --what-if OPTION=VALUE")
+
+
+def render_plain(comparison: Comparison, width: int = NARROW) -> str:
+    """The same as text without colour."""
+    stream = StringIO()
+    console = Console(file=stream, width=width, color_system=None, force_terminal=False)
+    render(console, comparison)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def sentence(comparison: Comparison) -> list[str]:
+    """What was shared, hit and saved, then where the prompts differ; every number in words."""
+    entries = [answer.entry for answer in comparison.answers]
+    lines = []
+    found = comparison.difference
+    shared = found.position if found else comparison.shared_tokens
+    beside = f" with {found.other}" if found else " with what was computed before"
+    text = (
+        f"{comparison.name} shares {count(shared)} of its {count(comparison.prompt_tokens)}"
+        f" tokens{beside}"
+    )
+    if entries:
+        hits = [entry.hit_tokens for entry in entries]
+        saved = [_saved(entry) for entry in entries]
+        text += f"; {_range('hit', hits, [count(hit) for hit in hits])}"
+        text += f", {_range('saved compute', saved, [f'{percent(part)} %' for part in saved])}"
+    lines.append(text + ".")
+    if found:
+        lines.append(_difference(comparison))
+    return lines
+
+
+def _range(noun: str, values: Sequence[float], texts: Sequence[str]) -> str:
+    low, high = texts[values.index(min(values))], texts[values.index(max(values))]
+    if noun != "hit":
+        where = f"between {low} and {high}" if low != high else low
+        return f"the {noun} {where}" if low != high else f"the {noun} is {where}"
+    if len(texts) == 1:
+        return f"the hit is {low}"
+    number = number_word(len(texts))
+    if low == high:
+        return f"all {number} hits are {low}"
+    return f"the {number} hits lie between {span_of(texts, low, high).replace(' to ', ' and ')}"
+
+
+def _difference(comparison: Comparison) -> str:
+    found = comparison.difference
+    assert found is not None
+    if found.position == comparison.prompt_tokens:
+        return f"All of it stands at the beginning of {found.other}."
+    text = f"First difference at position {count(found.position)}"
+    if found.before is not None and found.after is not None:
+        text += f" (token {count(found.before)} became {count(found.after)})"
+    elif found.before is None and found.after is not None:
+        text += f" (where {found.other} ends)"
+    text += "."
+    if found.again:
+        where = f"moved by {found.shift:+,}" if found.shift else "at the same positions"
+        text += f" {plural(found.again, 'later token')} are equal again, {where}."
+    return text.replace("-", "−") if found.shift < 0 else text
+
+
+def _name(entry: Entry) -> str:
+    return label(entry.run, entry.adapter, entry.title)
+
+
+def _saved(entry: Entry) -> float:
+    return entry.saved_flops / entry.cold_flops if entry.cold_flops else 0.0
+
+
+# -- strip -------------------------------------------------------------------------------------
+
+
+def _strip(comparison: Comparison) -> Strip:
+    rows = tuple(_strip_row(answer.entry) for answer in comparison.answers)
+    return Strip("explain", comparison.name, comparison.prompt_tokens, rows, None)
+
+
+def _strip_row(entry: Entry) -> StripRow:
+    return StripRow(
+        run=entry.run,
+        label=_name(entry),
+        describe=entry.describe,
+        evidence=entry.evidence,
+        hit=entry.hit_tokens,
+        start=entry.start,
+        shared=entry.shared_tokens,
+        unit=entry.unit,
+        computed=entry.computed_tokens,
+        saved=_saved(entry),
+        runs=tuple(StripRun(*run) for run in entry.runs),
+        lanes={name: tuple(StripRun(*run) for run in lane) for name, lane in entry.lanes.items()},
+    )
+
+
+def _lanes(entry: Entry) -> str:
+    """In words what the lanes of a row show."""
+    parts = []
+    for group, lane in entry.lanes.items():
+        for kind, words in (
+            ("recomputed", "computed again though it was cached"),
+            ("unneeded", "not computed in any case, a hit saves nothing there"),
+        ):
+            tokens = sum(run.stop - run.start for run in lane if run.kind == kind)
+            if tokens:
+                parts.append(f"{group} {count(tokens)} {words}")
+    return f"{_name(entry)}: {'; '.join(parts)}." if parts else ""
+
+
+# -- tables ------------------------------------------------------------------------------------
+
+
+def _reasons(out: _Page, answers: Sequence[Answer]) -> None:
+    """One row a framework: lost by reason with its rule, computed tokens, smallest prompt."""
+    names = [_name(answer.entry) for answer in answers]
+    computed = [count(answer.entry.computed_tokens) for answer in answers]
+    smallest = [_smallest(answer) for answer in answers]
+    first = max(map(len, names)) + 2
+    ends = [max(8, *map(len, computed)), max(8, *map(len, smallest))]
+    room = max(20, out.width - first - sum(ends) - 4)
+    head = "lost, by reason (rule)"
+    out.row(
+        [("", first), (head, room), ("computed", -ends[0] - 2), ("smallest", -ends[1] - 2)],
+        style="dim",
+    )
+    out.say("─" * (first + room + sum(ends) + 4), style="dim")
+    for at, answer in enumerate(answers):
+        lost = textwrap.wrap(_lost(answer.entry), room) or ["none"]
+        for number, part in enumerate(lost):
+            cells = [names[at], computed[at], smallest[at]] if number == 0 else ["", "", ""]
+            out.row(
+                [
+                    (cells[0], first),
+                    (part, room),
+                    (cells[1], -ends[0] - 2),
+                    (cells[2], -ends[1] - 2),
+                ]
+            )
+
+
+def _lost(entry: Entry) -> str:
+    parts = [f"{link.reason} {count(link.tokens)}{link.cited}" for link in chain(entry)]
+    if entry.estimate_tokens is not None and entry.estimate_tokens != entry.hit_tokens:
+        parts.append(f"estimate was {count(entry.estimate_tokens)}")
+    return ", ".join(parts) or "none"
+
+
+def _smallest(answer: Answer) -> str:
+    if not answer.probed:
+        return "–"
+    return count(answer.smallest) if answer.smallest is not None else "never"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    head: str
+    cells: tuple[str, ...]
+
+
+def _six(out: _Page, answers: Sequence[Answer], width: int) -> None:
+    """The six answers, a column a framework; columns that do not fit go into a second block."""
+    first = 18
+    fitting = max(1, (width - first) // 18)
+    for at in range(0, len(answers), fitting):
+        part = answers[at : at + fitting]
+        wide = (width - first) // len(part)
+        wide = min(wide, 40)
+        names = [_name(answer.entry) for answer in part]
+        out.row([("", first), *((name, wide) for name in names)], style="bold")
+        out.say("─" * (first + wide * len(part)), style="dim")
+        for question in _questions(part):
+            out.cells([question.head, *question.cells], [first, *[wide] * len(part)])
+        out.say()
+
+
+def _questions(answers: Sequence[Answer]) -> Iterator[_Question]:
+    entries = [answer.entry for answer in answers]
+
+    def ask(head: str, cells: Sequence[str]) -> _Question:
+        return _Question(head, tuple(cells))
+
+    yield ask("options", [entry.describe for entry in entries])
+    yield ask("1 who matches", [str(entry.answers.get("matcher", "")) for entry in entries])
+    yield ask("2 hit tokens", [count(entry.hit_tokens) for entry in entries])
+    yield ask("  lost", [_lost(entry) for entry in entries])
+    yield ask("3 references", [str(entry.answers.get("references", "")) for entry in entries])
+    yield ask("4 positions from", [count(entry.start) for entry in entries])
+    yield ask("5 read-only", [_read_only(entry) for entry in entries])
+    yield ask("6 still computed", [count(entry.computed_tokens) for entry in entries])
+    yield ask("smallest prompt", [_smallest(answer) for answer in answers])
+
+
+def _read_only(entry: Entry) -> str:
+    """The part of each group's table that the request may not write: blocks and positions."""
+    parts = []
+    groups = entry.answers.get("groups", [])
+    for group in groups:
+        name = f"{group['group']}: " if len(groups) > 1 else ""
+        if not group["write"]:
+            parts.append(f"{name}none")
+            continue
+        blocks = _shared_blocks(group["table"], group["fresh"])
+        text = f"{name}positions below {count(group['write'])}"
+        parts.append(f"{text}, blocks {blocks}" if blocks else text)
+    return "; ".join(parts) or "none"
+
+
+def _shared_blocks(table: Sequence[Sequence[int]], columns: int) -> str:
+    """Ids of the first ``columns`` columns of a table of runs: ``1-114, 200``."""
+    parts: list[str] = []
+    for first, ids in table:
+        ids = min(ids, columns)
+        columns -= ids
+        if ids and first >= 0:
+            parts.append(f"{first}-{first + ids - 1}" if ids > 1 else f"{first}")
+    return ", ".join(parts[:3]) + (" ..." if len(parts) > 3 or columns else "")
+
+
+def _formulas(answers: Sequence[Answer]) -> Iterator[str]:
+    """The closed formula of every row that follows one, numbers put in where it gives this hit."""
+    for answer in answers:
+        if answer.never:
+            yield f"{_name(answer.entry)} {answer.never}."
+        if answer.formula is None:
+            continue
+        name = _name(answer.entry)
+        text = f"{name}: a repeated prompt of L tokens hits {answer.formula.general}"
+        if answer.fits:
+            entry = answer.entry
+            text += f"; here {answer.formula.words(entry.shared_tokens, entry.known_tokens)}"
+        yield text
+
+
+def _what_if(outcome: Outcome) -> str:
+    name = f"{outcome.title}, {outcome.what.words}:"
+    if outcome.hit is None:
+        return f"{name} {outcome.why}"
+    change = "" if outcome.change is None else f" ({outcome.change:+,})".replace("-", "−")
+    smallest = "" if outcome.smallest is None else f", smallest prompt {count(outcome.smallest)}"
+    return f"{name} {count(outcome.hit)}{change}{smallest}"
+
+
+class _Page:
+    """Prints lines as they are; wraps sentences, never numbers or names."""
+
+    def __init__(self, console: Console, ascii_only: bool) -> None:
+        self._console = console
+        self._ascii = ascii_only
+        self.width = console.width
+
+    def line(self, text: Text) -> None:
+        if self._ascii:
+            plain = text.plain.translate(_SIGNS).encode("ascii", "replace").decode()
+            text = Text(plain, style=text.style, spans=text.spans)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def say(self, text: str = "", *, style: str = "", indent: str = "") -> None:
+        lines = textwrap.wrap(
+            text, max(20, self.width), subsequent_indent=indent, break_on_hyphens=False
+        )
+        for line in lines or [""]:
+            self.line(Text(line, style=style))
+
+    def items(self, lines: Sequence[str]) -> None:
+        """A sentence, then its details set in."""
+        for number, line in enumerate(lines):
+            lead = "" if number == 0 else "  "
+            self.say(lead + line, indent=lead + "  ", style="bold" if number == 0 else "")
+
+    def row(self, cells: Sequence[tuple[str, int]], style: str = "") -> None:
+        """Cells with their widths; a negative width sets the text to the right."""
+        text = "".join(
+            cell.rjust(-width) if width < 0 else cell.ljust(width) for cell, width in cells
+        )
+        self.line(Text(text.rstrip(), style=style))
+
+    def cells(self, texts: Sequence[str], widths: Sequence[int]) -> None:
+        """One row of a table whose cells are wrapped to their widths."""
+        columns = [
+            textwrap.wrap(text, width - 2, break_on_hyphens=False, drop_whitespace=True) or [""]
+            if not text.startswith(" ")
+            else [text]
+            for text, width in zip(texts, widths, strict=True)
+        ]
+        for at in range(max(map(len, columns))):
+            parts = [column[at] if at < len(column) else "" for column in columns]
+            self.row(list(zip(parts, widths, strict=True)))
