@@ -1,0 +1,115 @@
+"""Collects the operations and events of the Step that is being planned, in bookkeeping order.
+
+Only here do DeepInfer's two kinds of ids become operations on groups: a block id on ``blocks``, a
+state id on each ring group. Whatever happens between two Steps leads the next one.
+"""
+
+from __future__ import annotations
+
+from handoff.index.spans import Seq
+from handoff.types import Bind, Close, Copy, Cut, Event, Group, Layout, Load, Op, Open, Zero
+
+from .layout import BLOCKS
+from .sequence import Sequence
+
+__all__ = ["Edits"]
+
+
+class Edits:
+    """Operations and events owed to the next Step."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.rings: tuple[Group, ...] = tuple(group for group in layout.groups if group.ring)
+        self.block_size = layout.group(BLOCKS).block_size
+        self.ops: list[Op] = []
+        self.events: list[Event] = []
+        self._opened = 0
+
+    def take(self) -> tuple[tuple[Op, ...], tuple[Event, ...]]:
+        """Everything collected so far; forgets it."""
+        ops, events = tuple(self.ops), tuple(self.events)
+        self.ops, self.events = [], []
+        return ops, events
+
+    # -- tables -----------------------------------------------------------------------------
+
+    def open(self, seq: Sequence, tokens: Seq | None = None) -> None:
+        """A new sequence number for ``seq`` with all its tokens."""
+        seq.seq = self._opened
+        self._opened += 1
+        known = tokens if tokens is not None else seq.tokens.slice(0, seq.length)
+        self.ops.append(Open(seq.seq, seq.id, known, seq.lora))
+
+    def close(self, seq: Sequence) -> None:
+        """The tables of ``seq`` vanish, if it ever had any."""
+        if seq.seq >= 0:
+            self.ops.append(Close(seq.seq))
+            seq.seq = -1
+
+    def bind(self, seq: Sequence, column: int, ids: list[int], fresh: bool) -> None:
+        """Block ids from ``column`` on."""
+        if ids:
+            self.ops.append(Bind(seq.seq, BLOCKS, column, tuple(ids), fresh))
+
+    def bind_state(self, seq: Sequence, fresh: bool) -> None:
+        """The sequence's state id in every ring group."""
+        for ring in self.rings:
+            self.ops.append(Bind(seq.seq, ring.name, 0, (seq.state,), fresh))
+
+    def cut(self, seq: Sequence, first: int, last: int) -> None:
+        """Surplus columns ``[first, last)`` leave the table."""
+        self.ops.append(Cut(seq.seq, BLOCKS, first, last))
+
+    # -- contents ---------------------------------------------------------------------------
+
+    def copy_block(self, src: int, dst: int, tokens: int) -> None:
+        """The first ``tokens`` slots of a block."""
+        run = (src * self.block_size, dst * self.block_size, tokens)
+        self.ops.append(Copy(BLOCKS, "blocks", "blocks", (run,)))
+
+    def copy_state(self, src: int, dst: int) -> None:
+        """Whole rings, in both halves."""
+        for ring in self.rings:
+            size = ring.block_size
+            self.ops.append(Copy(ring.name, ring.pool, ring.pool, ((src * size, dst * size, size),)))
+
+    def load(self, seq: Sequence, group: str, start: int, stop: int) -> None:
+        """The outside system fills the slots of positions ``[start, stop)``."""
+        if stop > start:
+            self.ops.append(Load(seq.seq, group, start, stop))
+
+    def zero_ring(self, ring: Group, state: int) -> None:
+        """All slots of one ring read as zeros."""
+        self.ops.append(Zero(ring.name, ((state * ring.block_size, ring.block_size),)))
+
+    def zero_positions(self, ring: Group, state: int, start: int, stop: int) -> None:
+        """The slots of positions ``[start, stop)`` (at most a ring) read as zeros."""
+        size = ring.block_size
+        runs = []
+        while start < stop:
+            offset = start % size
+            piece = min(stop - start, size - offset)
+            runs.append((state * size + offset, piece))
+            start += piece
+        if runs:
+            self.ops.append(Zero(ring.name, tuple(runs)))
+
+    def zero_blocks(self, ids: list[int], tokens: int) -> None:
+        """The first ``tokens`` slots of a table read as zeros."""
+        size = self.block_size
+        runs = [
+            (block * size, min(size, tokens - at * size))
+            for at, block in enumerate(ids)
+            if at * size < tokens
+        ]
+        if runs:
+            self.ops.append(Zero(BLOCKS, tuple(runs)))
+
+    def event(self, kind: str, seq: Sequence, rule: str, **more: object) -> None:
+        """Something for the ledger."""
+        number = seq.seq if seq.seq >= 0 else None
+        self.events.append(Event(kind, seq=number, request=seq.id, rule=rule, **more))  # type: ignore[arg-type]
+
+    def evicted(self, request: str, ids: tuple[int, ...], tokens: int) -> None:
+        """The outside store dropped an entry; ``ids`` became free."""
+        self.events.append(Event("evict", BLOCKS, ids, request=request, tokens=tokens, rule="9.6"))
