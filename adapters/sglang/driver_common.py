@@ -62,7 +62,8 @@ class _Listener(Journal):
     def evict(self, evicted: Evicted) -> None:
         self.evicted[0] += evicted.full
         self.evicted[1] += evicted.window
-        self.gone.append(gone(evicted))
+        if evicted.gone:
+            self.gone.append(gone(evicted))
 
     def insert(self, req: Req, up_to: int, finished: bool) -> None:
         assert req.end is not None
@@ -94,7 +95,7 @@ class _Listener(Journal):
             out["slock"] = self.window_lock
         out |= {"table": run_lengths(self.table), "tree": self.tree}
         out |= {"computed": sum(length for _, length in self.chunks), "path": self.path}
-        if self.gone:
+        if any(self.evicted):
             out |= {"evict": self.evicted, "gone": self.gone}
         sizes = self.bench.sizes()
         out["state"] = [size for at, size in enumerate(sizes) if at not in (2, 5)]

@@ -108,6 +108,8 @@ class Inserter:
                 end = self._meet(req, node)
         if end.stop < units:
             end = self._add(req, end, units)
+        if self.cache.windows is not None:
+            self.cache.windows.refresh(end)
         req.counted = max(req.counted, units)
         return end
 
@@ -124,26 +126,34 @@ class Inserter:
         return self._meet_windowed(req, node, start)
 
     def _meet_windowed(self, req: Req, node: Node, start: int) -> Node:
-        """The same with window KV: tombstones above ``window_freed`` are revived (rule 7)."""
-        cache, windows, page = self.cache, self.cache.windows, self.page
-        assert windows is not None and node.blocks is not None
+        """The same with window KV: tombstones above ``window_freed`` are revived (rule 7).
+
+        What a revival frees goes before the duplicates of the same walked node.
+        """
+        upper = None
         if node.window is None and node.stop > req.window_freed:
             if node.start < req.window_freed:
                 upper = self.tree.split(node, req.window_freed)
+            self._revive(req, node)
+            if upper is not None:
                 self._duplicate(req, upper, start)
-                start = node.start
-            first, last = start // page, node.stop // page
-            own = req.row.copy(first, last)
-            if node.lock == 0:
-                cache.slots.give(node.blocks)
-                node.blocks = own
-            else:
-                cache.slots.give(own)
-                cache.repoint(req, cache.main, first, node.blocks)
-            windows.revive(node, req.window_row.copy(first, last))
         else:
             self._duplicate(req, node, start)
         return node
+
+    def _revive(self, req: Req, node: Node) -> None:
+        """A tombstone takes the request's window KV; unlocked, its full KV too."""
+        cache, windows, page = self.cache, self.cache.windows, self.page
+        assert windows is not None and node.blocks is not None
+        first, last = node.start // page, node.stop // page
+        own = req.row.copy(first, last)
+        if node.lock == 0:
+            cache.slots.give(node.blocks)
+            node.blocks = own
+        else:
+            cache.slots.give(own)
+            cache.repoint(req, cache.main, first, node.blocks)
+        windows.revive(node, req.window_row.copy(first, last))
 
     def _duplicate(self, req: Req, node: Node, start: int) -> None:
         cache, windows, page = self.cache, self.cache.windows, self.page
