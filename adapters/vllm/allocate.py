@@ -41,7 +41,8 @@ class KVCache:
         self._leaving = tuple(group for group in sizes.groups if group.leaves)
         self.has_states = any(group.type == "mamba" for group in sizes.groups)
         self._mambas = tuple(group for group in sizes.groups if group.type == "mamba")
-        self._copy_ends: list[int] = []  # blocks held until the end of schedule() for a copy
+        self._copies: list[list[tuple[int, int]]] = [[] for _ in sizes.groups]
+        """Block copies (source, target) of this step, by group."""
         self.keyed_now: set[int] = set()  # Mamba blocks keyed in this step: not to be hit in it
         self.to_junction = options.enable_mamba_shared_prefix_checkpoint and sizes.fine_grained
         self._num_seqs = 0
@@ -49,16 +50,18 @@ class KVCache:
     # -- look-up ----------------------------------------------------------------------------
 
     def find(self, state: RequestState) -> Hit:
-        """The hit a request would be granted now; notes the junction on the request."""
+        """The hit all groups agree on; notes the junction on the request."""
         if not self.caching or state.skip_reading:
             return self.coordinator.empty()
         hit = self.coordinator.find(state.keys, state.known)
-        if self.sizes.replay and 0 < hit.tokens <= self.sizes.replay:
-            given_up = hit  # recomputing the window would cost as much (RULES 11)
-            hit = self.coordinator.empty()
-            hit.junction, hit.discarded = given_up.junction, given_up.tokens
         state.junction = hit.junction
         return hit
+
+    def give_up(self, hit: Hit) -> Hit:
+        """No hit, because replaying its window would compute all of it again (RULES 11)."""
+        empty = self.coordinator.empty()
+        empty.discarded = hit.tokens
+        return empty
 
     def measure(self, state: RequestState) -> Measure | None:
         """What the index holds for a request before any rule; ``None`` with caching off."""
@@ -243,17 +246,21 @@ class KVCache:
         other one.
         """
         self.pool.touch((hold,))
-        self._copy_ends += (source, target)
-        size = 1 if group.type == "mamba" else group.block_size
-        runs = ((source * size, target * size, size),)
-        self.out.ops.append(Copy(group.name, POOL, POOL, runs))
+        self._copies[group.index].append((source, target))
 
     def end_of_schedule(self) -> None:
-        """Let go of the ends of this step's copies, source and target by turns."""
-        if self._copy_ends:
-            ends, self._copy_ends = self._copy_ends, []
-            self.pool.free(ends)
+        """Send this step's copies off, group by group, and let go of their ends by turns."""
         self.keyed_now.clear()
+        ends: list[int] = []
+        for group, copies in zip(self.sizes.groups, self._copies):
+            size = 1 if group.type == "mamba" else group.block_size
+            for source, target in copies:
+                run = (source * size, target * size, size)
+                self.out.ops.append(Copy(group.name, POOL, POOL, (run,)))
+                ends += (source, target)
+            copies.clear()
+        if ends:
+            self.pool.free(ends)
 
     def _hits_this_step(self, hit: Hit) -> bool:
         """A Mamba state that this very step will compute cannot be resumed in it (RULES 10)."""
@@ -304,7 +311,7 @@ class KVCache:
             if group.cacheable:
                 cacheable = self._cacheable(group, tokens)
                 self._insert_blocks(state, group, cacheable)
-                if self.sizes.fine_grained or group.type == "mamba":
+                if group.type == "mamba" or group.block_size > self.sizes.hash_block:
                     mamba.insert_partial(self, state, group, cacheable)
 
     def _cacheable(self, group: GroupSpec, tokens: int) -> int:

@@ -143,6 +143,8 @@ def probe(cache: KVCache, request: Request) -> Match:
     """What a look-up of a new request would find now (RULES 1: it has no side effect)."""
     state = RequestState(request, cache.keys.keys(request), -1, len(cache.sizes.groups))
     hit = cache.find(state)
+    if 0 < hit.tokens <= cache.sizes.replay:
+        hit = cache.give_up(hit)
     measure = cache.measure(state)
     raw, lost = deductions(
         cache.sizes, measure, hit, state.known, hit.tokens, state.skip_reading

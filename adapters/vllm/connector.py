@@ -51,6 +51,10 @@ class Connector:
         state.transfer = self._num_transfers
         return more, True
 
+    def holds(self, state: RequestState) -> bool:
+        """Whether a load still writes into the request's blocks."""
+        return state.transfer in self._loads and self._loads[state.transfer] is state
+
     def start(self, state: RequestState) -> None:
         """The load of an admitted request was sent off."""
         assert state.transfer is not None

@@ -9,12 +9,13 @@ from typing import Any
 
 from handoff.conformance.recording import Case, Kind, Recordings
 from handoff.index.spans import VIRTUAL, Seq
-from handoff.types import Copy, Event, Image, Request, RowResult, Step, StepResult
+from handoff.types import Copy, Event, Image, Request, Row, RowResult, Step, StepResult
 
 from .allocate import MOVED_EXTRA
 from .engine import VllmEngine
 from .hashes import block_hashes, none_hash
 from .options import CacheGroup, VllmOptions
+from .scheduler import Scheduled
 
 __all__ = ["RECORDINGS", "options_of", "pack"]
 
@@ -88,21 +89,24 @@ class _Model:
     def __init__(self, config: Mapping[str, Any]) -> None:
         spec = config.get("spec") or {}
         self._num_drafts = spec.get("k", 0) if spec.get("drafts") == "mixed" else 0
-        self._outputs: dict[str, tuple[int, list[int]]] = {}
+        self._outputs: dict[str, list[int]] = {}
         self._emitted: dict[str, int] = {}
 
     def add(self, request: Request) -> None:
         assert request.outputs is not None
-        self._outputs[request.id] = (len(request.prompt), request.outputs.tokens())
+        self._outputs[request.id] = request.outputs.tokens()
         self._emitted.setdefault(request.id, 0)
 
-    def answer(self, request: str, drafts: int, *, padded: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def answer(
+        self, request: str, row: Row, *, padded: bool
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Tokens of a row that samples, and the drafts for the next one."""
-        prompt, outputs = self._outputs[request]
+        outputs = self._outputs[request]
         done = self._emitted[request]
         right = 0
         if self._num_drafts and not padded:
-            right = min(((prompt + done) * 7 + 3) % (self._num_drafts + 1), drafts)
+            first = row.stop - row.drafts  # where the row's first sampled token will stand
+            right = min((first * 7 + 3) % (self._num_drafts + 1), row.drafts)
         tokens = tuple(outputs[done : done + right + 1])
         self._emitted[request] = done + len(tokens)
         return tokens, (0,) * self._num_drafts
@@ -116,7 +120,7 @@ class _Run:
         self.engine = VllmEngine(options_of(config))
         self.model = _Model(config)
         self.watcher = case.watch(self.engine.layout) if case.watch else None
-        self._batches: deque[tuple[Step, list[tuple[str, bool]]]] = deque()
+        self._batches: deque[tuple[Step, list[tuple[Scheduled, bool]]]] = deque()
         self._loads: dict[int, int] = {}  # transfer -> processed outputs until it ends
         self._told = 0  # events of the outbox that were seen already
 
@@ -138,7 +142,7 @@ class _Run:
             self._loads[state.transfer] = STEPS_OF_A_LOAD
         if self.watcher:
             self.watcher.step(step)
-        rows = [(row.state.id, row.hit is not None) for row in batch.rows]
+        rows = [(row, row.hit is not None) for row in batch.rows]
         self._batches.append((step, rows))
         return step, events
 
@@ -153,11 +157,11 @@ class _Run:
         if self._batches:
             step, rows = self._batches.popleft()
             answers = []
-            for row, (request, admitted) in zip(step.rows, rows):
+            for row, (scheduled, admitted) in zip(step.rows, rows):
                 tokens: tuple[int, ...] = ()
                 drafts: tuple[int, ...] = ()
-                if row.emits and request in self.engine.requests:
-                    tokens, drafts = self.model.answer(request, row.drafts, padded=admitted)
+                if row.emits and not scheduled.dropped:
+                    tokens, drafts = self.model.answer(scheduled.state.id, row, padded=admitted)
                 answers.append(RowResult(row.seq, tokens, drafts))
             result = StepResult(step.number, tuple(answers), arrived=tuple(arrived))
             self.engine.complete(result, 0.0)
@@ -309,11 +313,13 @@ class _Trace:
         self._queue: Any = None
         self._shared: dict[str, int] = {}
         self._tables: dict[str, list[str]] = {}
-        self._seqs: dict[str, list[int]] = {}
 
     def schedule(self) -> dict[str, Any]:
         step, events = self.run.schedule()
         batch = self.engine.batch
+        for event in events:
+            if event.kind == "preempt":  # its table is listed anew, even if it gets the same one
+                self._tables.pop(str(event.request), None)
         out: dict[str, Any] = {"op": "sch"}
         out["s"] = [
             [row.state.id, row.start, row.tokens, *([len(row.drafts)] if row.drafts else [])]

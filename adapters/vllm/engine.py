@@ -91,10 +91,20 @@ class VllmEngine:
 
     def reset(self, *, running: bool = False) -> bool:
         """``reset_prefix_cache``: forget all keys; False while blocks are held (RULES 13)."""
+        if running:
+            self._drop_in_flight()
         done = self.scheduler.reset(running=running)
         if done:
             self.out.events.append(Event("reset", rule="13"))
         return done
+
+    def _drop_in_flight(self) -> None:
+        """Outputs in flight of running requests will not be delivered (RULES 13)."""
+        for _, rows in self._in_flight:
+            for row in rows:
+                if row.state.status == "running":
+                    row.dropped = True
+                    row.state.batches = row.state.in_flight = 0
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -150,6 +160,8 @@ class VllmEngine:
 
     def _process(self, row: Scheduled, answered: RowResult) -> None:
         state = row.state
+        if row.dropped:
+            return
         state.batches -= 1
         state.in_flight -= row.tokens
         if self.requests.get(state.id) is not state:

@@ -252,7 +252,7 @@ def insert_partial(
     if group.type == "mamba":
         _insert_checkpoint(cache, state, group)
         _insert_tail(cache, state, group, tokens)
-    elif group.is_full and sizes.fine_grained and group.block_size > sizes.hash_block:
+    elif group.is_full and group.block_size > sizes.hash_block:
         end = state.prompt_len if group.eagle else state.prompt_len - 1
         length = floor_to(end, sizes.hash_block)
         if 0 < length <= tokens and length % group.block_size:
@@ -280,8 +280,10 @@ def _insert_checkpoint(cache: KVCache, state: RequestState, group: GroupSpec) ->
     wanted |= {checkpoint_at(sizes, state.prompt_len, sizes.alignment), state.junction}
     interval = cache.options.prefix_cache_retention_interval
     periodic = interval is None or (interval > 0 and at % interval == 0)
-    cache.pool.forget(block)
-    if at in wanted or periodic:
+    keep = at in wanted or periodic
+    if not keep or cache.pool.primary[block] != state.keys.key(at, group.index):
+        cache.pool.forget(block)
+    if keep:
         _insert(cache, state, group, block, at, "10")
 
 

@@ -79,7 +79,7 @@ def _mamba_mask(
     size = spec.block_size
     if interval is None or 0 < interval <= size:
         return keep_all
-    ends = {floor_to(boundary, sizes.alignment) for boundary in boundaries(sizes, state)}
+    ends = {floor_to(boundary, size) for boundary in boundaries(sizes, state)}
 
     def keep(block: int) -> bool:
         end = (block + 1) * size

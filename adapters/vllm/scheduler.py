@@ -37,6 +37,8 @@ class Scheduled:
     samples: bool = False
     hit: Hit | None = None
     seq: int = -1
+    dropped: bool = False
+    """Whether the output will be thrown away (a reset preempted the request)."""
 
 
 @dataclass(slots=True)
@@ -212,6 +214,8 @@ class Scheduler:
             hit = self.cache.find(state)
             if self.connector:
                 external, loading = self.connector.ask(state, hit)
+            if 0 < hit.tokens + external <= self.sizes.replay:
+                hit, external, loading = self.cache.give_up(hit), 0, False
         else:
             hit = self.cache.coordinator.empty()
         served = state.computed + hit.tokens + external
@@ -321,7 +325,7 @@ class Scheduler:
             self.waiting.remove(state)
         self.out.events.append(Event(kind, seq=state.seq, request=state.id, rule="13"))
         if self.connector:
-            if state.status == "loading":  # its blocks are freed when the load ends
+            if self.connector.holds(state):  # its blocks are freed when the load ends
                 state.status = "aborted"
                 return
             self.cache.leave_windows(state, state.computed)
