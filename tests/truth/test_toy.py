@@ -19,8 +19,8 @@ def requests() -> list[Arrival]:
     text = [7 * i + 1 for i in range(50)]
     return [
         Arrival("a", When(), Request("a", Seq(text), 6)),
-        Arrival("b", When(), Request("b", Seq(text[:30] + [5, 6, 7, 8]), 6)),
-        Arrival("c", When(), Request("c", Seq(text[:30] + [5, 6, 7, 8]), 3)),
+        Arrival("b", When(), Request("b", Seq([*text[:30], 5, 6, 7, 8]), 6)),
+        Arrival("c", When(), Request("c", Seq([*text[:30], 5, 6, 7, 8]), 3)),
     ]
 
 
