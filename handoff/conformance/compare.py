@@ -28,11 +28,15 @@ class Difference(NamedTuple):
     got: Any
 
 
-def _of_item(schema: Any, index: int, size: int) -> Any:
-    """The part of a list's schema that belongs to one item: by its place, else that of all."""
+def _of_item(schema: Any, index: int, size: int, item: Any) -> Any:
+    """The part of a list's schema that belongs to one item: by its place, else that of all.
+
+    A function found by place is asked about the item at once, so that items may be lists.
+    """
     if not isinstance(schema, Mapping) or not any(key.startswith("[") for key in schema):
         return None if schema is True else schema
-    return schema.get(f"[{index}]", schema.get(f"[{index - size}]", schema.get("[]")))
+    part = schema.get(f"[{index}]", schema.get(f"[{index - size}]", schema.get("[]")))
+    return part(item) if callable(part) else part
 
 
 def keep(value: Any, schema: Schema | bool | str | None) -> Any:
@@ -47,7 +51,7 @@ def keep(value: Any, schema: Schema | bool | str | None) -> Any:
         return None
     if isinstance(value, list):
         size = len(value)
-        return [keep(item, _of_item(schema, at, size)) for at, item in enumerate(value)]
+        return [keep(item, _of_item(schema, at, size, item)) for at, item in enumerate(value)]
     if callable(schema):
         return keep(value, schema(value))
     assert isinstance(schema, Mapping)
@@ -66,7 +70,7 @@ def without(value: Any, *schemas: Schema | bool | str | None) -> Any:
     if isinstance(value, list):
         items = []
         for at, item in enumerate(value):
-            parts = [_of_item(schema, at, len(value)) for schema in schemas]
+            parts = [_of_item(schema, at, len(value), item) for schema in schemas]
             items.append(None if True in parts else without(item, *parts))
         return items
     if not isinstance(value, dict):
@@ -126,11 +130,15 @@ def difference(expected: Any, got: Any, path: str = "") -> Difference | None:
 
 
 def count_leaves(value: Any, counts: Counter[str] | None = None, name: str = "") -> int:
-    """Number of leaf values (empty containers count once); ``counts`` collects them by key."""
+    """Number of leaf values (empty containers count once); ``counts`` collects them by key.
+
+    With ``counts``, places of a list that ``keep`` did not take (``None``) are left out.
+    """
     if isinstance(value, dict) and value:
         return sum(count_leaves(item, counts, key) for key, item in value.items())
     if isinstance(value, list) and value:
-        return sum(count_leaves(item, counts, name) for item in value)
+        taken = [item for item in value if item is not None] if counts is not None else value
+        return sum(count_leaves(item, counts, name) for item in taken)
     if counts is not None:
         counts[name] += 1
     return 1
