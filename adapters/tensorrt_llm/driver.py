@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handoff.conformance.recording import Case, Kind, Recordings
+from handoff.conformance.recording import Case, Kind, Recordings, Schema
 
 from .options import from_recorded
 
@@ -41,12 +41,54 @@ def _canonical_common(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "results": results}
 
 
+def _native(case: Case) -> Mapping[str, Any]:
+    from .driver_native import replay
+
+    return replay(case)
+
+
+def _native_requests(line: Mapping[str, Any]) -> int:
+    return sum(
+        len(op.get("reqs", ())) + len(op.get("new", ())) + ("req" in op) for op in line["ops"]
+    )
+
+
+_NATIVE_INPUTS: Mapping[str, tuple[str, ...]] = {
+    "add": ("reqs",),
+    "prefill": ("id", "token"),
+    "decode": ("id", "tokens"),
+    "spec": ("id", "draft", "accepted", "tokens"),
+    "finish": ("id",),
+    "now": ("ms",),
+    "store_pinned": ("id",),
+    "unpin": ("blocks",),
+    "serve": ("req", "token"),
+    "iter": ("new", "intruder", "tokens"),
+}
+
+
+def _native_op(op: Mapping[str, Any]) -> Schema:
+    """Which keys of one operation are inputs."""
+    return dict.fromkeys(("op", *_NATIVE_INPUTS[op["op"]]), True)
+
+
+def _canonical_native(line: dict[str, Any]) -> dict[str, Any]:
+    ops = [_window_first(op, isinstance(op.get("free"), list)) for op in line.get("ops", [])]
+    return {**line, "ops": ops}
+
+
 RECORDINGS = Recordings(
     kinds={
         "common": Kind(
             inputs={"workload": True, "config": True},
             replay=_common,
             canonical=_canonical_common,
+        ),
+        "native": Kind(
+            inputs={"trace": True, "kind": True, "config": True, "ops": _native_op},
+            replay=_native,
+            canonical=_canonical_native,
+            requests=_native_requests,
         ),
     },
     options=from_recorded,

@@ -7,30 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from handoff.conformance.recording import Case
 from handoff.errors import BadInput
 from handoff.index.spans import Seq
-from handoff.types import NULL, Request, RowResult, Step, StepResult
+from handoff.types import Request, RowResult, Step, StepResult
 
-from .blocks import HOST, PRIMARY
 from .engine import Engine
 from .journal import Fact
 from .options import from_recorded
+from .recorded import EVIDENCE, SALTS, Notation
 from .request import LlmRequest
 from .window import WindowSequence
 
-__all__ = ["PLACEHOLDER", "replay"]
-
-PLACEHOLDER = -1000000
-"""How recordings write a column that was only traversed."""
-
-T = TypeVar("T")
+__all__ = ["replay"]
 
 _ADD_EVENTS = ("copy", "take", "evict", "offload", "onboard", "tie")
 _DECODE_EVENTS = ("evict", "offload", "detach_front")
-_SALTS = ("tenant-a", "tenant-b")  # numbered in this order by the recorder
 
 
 def replay(case: Case) -> Mapping[str, Any]:
@@ -38,16 +32,7 @@ def replay(case: Case) -> Mapping[str, Any]:
     if case.config is None or case.workload is None:
         raise BadInput("a common recording needs its configuration and workload")
     server = _Server(case)
-    line: dict[str, Any] = {
-        "evidence": "executed_transcription",
-        "results": [server.serve(request) for request in case.workload["requests"]],
-    }
-    windows = server.engine.manager.windows
-    if len(windows) == 1 and windows[0].num_primary <= 64:
-        line["lru_end"] = {
-            str(priority): ids for priority, ids in windows[0].policy.queues(PRIMARY).items()
-        }
-    return line
+    return {"results": [server.serve(entry) for entry in case.workload["requests"]]} | server.end()
 
 
 @dataclass(slots=True)
@@ -74,10 +59,11 @@ class _Server:
     def __init__(self, case: Case) -> None:
         assert case.config is not None
         self.engine = Engine(from_recorded(case.config))
-        self.engine.number_salts(_SALTS)
+        self.engine.number_salts(SALTS)
         self._watcher = case.watch(self.engine.layout) if case.watch else None
         self._lists = bool(case.config["block_lists_recorded"])
-        self._windows = self.engine.manager.windows
+        self._notation = Notation(self.engine.manager)
+        self._smallest = min(window.num_primary for window in self.engine.manager.windows)
         self._after_tie = False
 
     # -- run --------------------------------------------------------------------------------
@@ -145,6 +131,13 @@ class _Server:
         served.end += facts[end + 1 :]
         return outputs[row.emits :]
 
+    def end(self) -> dict[str, Any]:
+        """What the line says besides its results."""
+        line: dict[str, Any] = {"evidence": EVIDENCE}
+        if not self._notation.several and self._smallest <= 64:
+            line["lru_end"] = self._notation.queues()[0]
+        return line
+
     # -- report -----------------------------------------------------------------------------
 
     def _report(self, served: _Served) -> dict[str, Any]:
@@ -162,8 +155,8 @@ class _Server:
         }
         if served.probe != served.estimate:
             result["probe_tokens"] = served.probe
-        if len(self._windows) > 1:
-            result["hit_window"] = self._by_window(served.matched)
+        if self._notation.several:
+            result["hit_window"] = self._notation.by_window(served.matched)
         for kind in _ADD_EVENTS:
             self._put_rows(result, kind, served.added, kind)
         self._after_tie |= "tie" in result
@@ -171,56 +164,41 @@ class _Server:
             result["after_tie"] = True
         if self._lists:
             tables = [
-                [PLACEHOLDER if ident == NULL else ident for ident in sequence.ids[:size]]
+                self._notation.ids(sequence.ids[:size])
                 for sequence, size in zip(served.sequences, served.columns)
             ]
-            result["blocks"] = self._by_window(tables)
-        if min(manager.num_primary for manager in self._windows) < 128:
-            result["free"] = self._joined(served.free)
+            result["blocks"] = self._notation.by_window(tables)
+        if self._smallest < 128:
+            result["free"] = self._notation.free(served.free)
         for kind in _DECODE_EVENTS:
             self._put_rows(result, f"dec_{kind}", served.decoded, kind)
         self._put_stored(result, served)
         self._put_decode_blocks(result, served)
-        if any(manager.num_host for manager in self._windows):
-            result["free_host_end"] = self._joined(
-                [manager.policy.num_free[HOST] for manager in self._windows]
-            )
+        if self._notation.has_host:
+            result["free_host_end"] = self._notation.free_host()
         return result
 
-    def _by_window(self, values: list[T]) -> T | dict[str, T]:
-        """The only window's value, or all of them by window."""
-        if len(self._windows) == 1:
-            return values[0]
-        return {str(m.window): value for m, value in zip(self._windows, values)}
-
-    def _joined(self, values: list[int]) -> int | list[int]:
-        """The only window's number, or a list in ascending order of the windows."""
-        return values[0] if len(values) == 1 else values[::-1]
-
     def _put_rows(self, result: dict[str, Any], name: str, facts: list[Fact], kind: str) -> None:
-        rows = [self._row(fact) for fact in facts if fact.kind == kind]
+        rows = self._notation.rows(facts, kind)
         if rows:
             result[name] = rows
-
-    def _row(self, fact: Fact) -> list[int]:
-        return [*([fact.window] if len(self._windows) > 1 else []), *fact.data]
 
     def _put_stored(self, result: dict[str, Any], served: _Served) -> None:
         """Context stores as runs of blocks, the store at the end block by block."""
         runs: list[list[Any]] = []
         for fact in served.context:
             block, index, _ = fact.data
-            head = [fact.window] if len(self._windows) > 1 else []
+            head = [fact.window] if self._notation.several else []
             if runs and runs[-1][:-2] == head and runs[-1][-2] + len(runs[-1][-1]) == index:
                 runs[-1][-1].append(block)
             else:
                 runs.append([*head, index, [block]])
-        end = [self._row(fact) for fact in served.end if fact.kind == "store"]
+        end = [self._notation.row(fact) for fact in served.end if fact.kind == "store"]
         for name, rows in (("stored_ctx", runs), ("stored_end", end)):
             if rows:
                 result[name] = rows if self._lists else len(rows)
 
     def _put_decode_blocks(self, result: dict[str, Any], served: _Served) -> None:
         added = [sequence.ids[size:] for sequence, size in zip(served.sequences, served.columns)]
-        if len(self._windows) > 1 or (added[0] and self._lists):
-            result["dec_blocks"] = self._by_window(added)
+        if self._notation.several or (added[0] and self._lists):
+            result["dec_blocks"] = self._notation.by_window(added)

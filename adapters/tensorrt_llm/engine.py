@@ -104,7 +104,7 @@ class Engine:
             options.tokens_per_block,
         )
         self._drafts: dict[str, tuple[int, ...]] = {}
-        self._intruders: list[Seq] = []
+        self._intruders: list[tuple[Seq, bool]] = []
         self._waiting_intruders: dict[str, Seq] = {}
         self._rows: list[LlmRequest] = []
         self._in_flight = False
@@ -135,16 +135,15 @@ class Engine:
 
     def step(self, now: float) -> Step | None:
         """One iteration up to its forward pass."""
-        if self._in_flight or not self.active:
+        if self._in_flight:
             return None
         self.journal.take_facts()
         self.manager.set_now(now * 1000)
-        iteration = self._schedule()
+        self.last = iteration = self._schedule()
         if not iteration.batch.context and not iteration.batch.decoding:
             return None
         handoffs = self._prepare(iteration)
         rows = self._plan_rows(iteration.batch)
-        self.last = iteration
         self._in_flight = True
         return self._step(rows, handoffs)
 
@@ -198,12 +197,13 @@ class Engine:
 
     # -- iteration --------------------------------------------------------------------------
 
-    def intrude(self, tokens: Seq) -> None:
-        """Before the next batch is added, a prompt is allocated and released without storing.
+    def intrude(self, tokens: Seq, hold: bool = True) -> None:
+        """Before the next batch is added, a prompt is allocated, and released without storing.
 
-        Nothing upstream does; it makes cached blocks vanish between estimate and truth.
+        Nothing upstream does; it makes cached blocks vanish between estimate and truth. ``hold``
+        releases it after the batch was added, else before.
         """
-        self._intruders.append(tokens)
+        self._intruders.append((tokens, hold))
 
     def _schedule(self) -> Iteration:
         for request in self.active:
@@ -223,12 +223,12 @@ class Engine:
         """Adds first chunks, makes room, ends expired priorities, corrects the budget."""
         batch = iteration.batch
         new = [request for request in batch.context if not self.manager.sequence(request)]
-        self._run_intruders(new)
-        iteration.admissions = self.manager.add_sequence_batch(new)
         estimates = {request.id: request.estimate for request in new}
+        held = self._let_intruders_in(new)
+        iteration.admissions = self.manager.add_sequence_batch(new)
+        for intruder in held:
+            self.manager.remove_sequence(intruder, store=False)
         for admission in iteration.admissions:
-            if self.options.enable_block_reuse:
-                admission.request.set_prepopulated(admission.hit)
             for _ in range(self.options.num_extra_kv_tokens):
                 self.manager.add_token(admission.request)
         for request in batch.decoding:
@@ -256,19 +256,24 @@ class Engine:
             for admission in iteration.admissions
         )
 
-    def _run_intruders(self, new: Sequence[LlmRequest]) -> None:
+    def _let_intruders_in(self, new: Sequence[LlmRequest]) -> list[LlmRequest]:
+        """Allocates the intruders that are due; returns those still to be released."""
         self._intruders += [
-            self._waiting_intruders.pop(request.id)
+            (self._waiting_intruders.pop(request.id), False)
             for request in new
             if request.id in self._waiting_intruders
         ]
-        for tokens in self._intruders:
-            intruder = LlmRequest(
-                "intruder", tokens, 0, self.options.tokens_per_block, seqs=(self._take_seq(),)
-            )
+        held = []
+        for tokens, hold in self._intruders:
+            size, seq = self.options.tokens_per_block, self._take_seq()
+            intruder = LlmRequest(f"intruder {seq}", tokens, 0, size, seqs=(seq,))
             self.manager.add_sequence_batch([intruder])
-            self.manager.remove_sequence(intruder, store=False)
+            if hold:
+                held.append(intruder)
+            else:
+                self.manager.remove_sequence(intruder, store=False)
         self._intruders.clear()
+        return held
 
     def _plan_rows(self, batch: MicroBatch) -> list[Row]:
         rows = []

@@ -12,9 +12,9 @@ from .keys import Item
 from .options import Options
 from .request import LlmRequest, Retention, RetentionRange
 
-__all__ = ["Intake", "retention_of"]
+__all__ = ["FIRST_SALT", "Intake", "retention_of"]
 
-_FIRST_SALT = 1000
+FIRST_SALT = 1000
 
 
 class Intake:
@@ -33,7 +33,7 @@ class Intake:
         """The number of a salt."""
         if salt is None:
             return None
-        return self._salts.setdefault(salt, _FIRST_SALT + len(self._salts))
+        return self._salts.setdefault(salt, FIRST_SALT + len(self._salts))
 
     def lora_id(self, lora: str | None) -> int | None:
         """The task id of a LoRA; ids of names start above those that are numbers themselves."""

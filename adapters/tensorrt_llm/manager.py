@@ -39,10 +39,14 @@ class Admitted:
 
 @dataclass(slots=True)
 class Admission:
-    """What adding a request gave, window by window from the largest."""
+    """What adding a request gave, window by window from the largest.
+
+    ``chunk`` is the chunk planned behind the hit, before the budget is corrected.
+    """
 
     request: LlmRequest
     windows: list[Admitted]
+    chunk: int = 0
 
     @property
     def hit(self) -> int:
@@ -100,7 +104,8 @@ class KVCacheManager:
     def add_sequence_batch(self, requests: Sequence[LlmRequest]) -> list[Admission]:
         """Matches and allocates the whole prompts of a batch, window after window (RULES 5).
 
-        Raises ``NoFreeBlock`` if the scheduler let too much through.
+        Each request then starts behind its hit. Raises ``NoFreeBlock`` if the scheduler let too
+        much through.
         """
         admissions = [Admission(request, []) for request in requests]
         for request in requests:
@@ -117,6 +122,10 @@ class KVCacheManager:
                 admission.windows.append(Admitted(match, claimed[-1].tokens, claimed[-1].from_host))
             for admission, part in zip(admissions, claimed):
                 self._occupy(manager, index, part, admission.windows[-1])
+        for admission in admissions:
+            if self.options.enable_block_reuse:
+                admission.request.set_prepopulated(admission.hit)
+            admission.chunk = admission.request.chunk
         return admissions
 
     @staticmethod
@@ -185,7 +194,7 @@ class KVCacheManager:
 
     def store_context(self, request: LlmRequest) -> None:
         """Makes the whole blocks of the computed prompt findable (RULES 11b)."""
-        if not self._stores(request):
+        if not self.options.enable_block_reuse:
             return
         keys = request.full_keys(max(0, request.materialized - 1))
         for manager, sequence in zip(self.windows, self.sequence(request)):
@@ -195,7 +204,7 @@ class KVCacheManager:
     def remove_sequence(self, request: LlmRequest, store: bool = True) -> None:
         """Stores what the request leaves behind, then gives its blocks back (RULES 7, 11b)."""
         self.journal.fact("remove", 0)
-        if store and self._stores(request):
+        if store and self.options.enable_block_reuse and request.beam_width == 1:
             usable = max(0, request.materialized - 1)
             if request.position == 0 and usable == 0:  # upstream's fallback for unit tests
                 usable = len(request.tokens) - 1
@@ -226,6 +235,3 @@ class KVCacheManager:
         (manager,) = self.windows
         for ident in blocks:
             manager.unreference(manager.blocks[ident])
-
-    def _stores(self, request: LlmRequest) -> bool:
-        return self.options.enable_block_reuse and request.beam_width == 1

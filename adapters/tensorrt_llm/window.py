@@ -171,12 +171,12 @@ class WindowManager:
     def get_free(self, priority: int, duration: float | None) -> Block:
         """A primary block out of queue and tree; its old content may move to host (RULES 6)."""
         block = self.policy.victim(PRIMARY)
+        self.num_alloc += 1
+        self.num_alloc_new += not block.held
         if block.held and block.priority >= self.offload_from and self.policy.num_free[HOST]:
             block = self._offload(block)
         self._forget(block)
         self.policy.claim(block, priority, duration)
-        self.num_alloc += 1
-        self.num_alloc_new += not block.held
         return block
 
     def onboard(self, block: Block) -> None:
@@ -307,9 +307,9 @@ class WindowManager:
             return
         column = sequence.columns()
         beams = []
-        for seq in request.seqs:
+        for beam, seq in enumerate(request.seqs):
             block = self.get_free(priority, duration)
-            self._keep(block, key)
+            self._keep(block, None if beam else key)
             self.refs.share(block.ident)
             self.journal.bind(seq, self.window, column, block.slot, True)
             beams.append(block)
