@@ -132,12 +132,12 @@ def difference(expected: Any, got: Any, path: str = "") -> Difference | None:
 def count_leaves(value: Any, counts: Counter[str] | None = None, name: str = "") -> int:
     """Number of leaf values (empty containers count once); ``counts`` collects them by key.
 
-    With ``counts``, places of a list that ``keep`` did not take (``None``) are left out.
+    With ``counts``, places of a list of which ``keep`` took nothing are left out.
     """
     if isinstance(value, dict) and value:
         return sum(count_leaves(item, counts, key) for key, item in value.items())
     if isinstance(value, list) and value:
-        taken = [item for item in value if item is not None] if counts is not None else value
+        taken = value if counts is None else [item for item in value if item not in (None, {}, [])]
         return sum(count_leaves(item, counts, name) for item in taken)
     if counts is not None:
         counts[name] += 1
