@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence as Items
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
 from typing import Any
 
 from handoff.conformance.recording import Case

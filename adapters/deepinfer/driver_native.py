@@ -133,7 +133,7 @@ class _Trace:
             max_tokens,
             blocks=opts.get("blocks"),
             replace_last=opts.get("rep"),
-            forced=opts.get("sp"),
+            forced=opts.get("sp", -1),
         )
         self.sequences[name] = seq
         return {
@@ -211,12 +211,13 @@ class _Trace:
         if "conf" in given:
             self.env.confidences = {name: tuple(values) for name, values in given["conf"]}
         late = self.options.asynchronous and batch.kind == "decode"
+        processed = False
         while len(self.waiting) > (1 if late else 0):
-            emitted = self.env.complete(self.waiting.pop(0))
-        if late and batch.rows and step.known_through >= 0:
-            restated = [[s.q, s.q + s.seq.num_tokens] for s in batch.rows]
-            if restated != [[s.q, s.k] for s in batch.rows]:
-                seen["zq"] = restated
+            done = self.waiting.pop(0)
+            emitted = self.env.complete(done)
+            processed = bool(done.rows)
+        if late and processed and batch.rows:
+            seen["zq"] = [[s.q, s.q + s.seq.num_tokens] for s in batch.rows]
         if not late and batch.kind == "decode" and batch.rows and self.options.drafts:
             seen["push"] = emitted
         if "tim" in given:

@@ -71,7 +71,9 @@ class Edits:
         """Whole rings, in both halves."""
         for ring in self.rings:
             size = ring.block_size
-            self.ops.append(Copy(ring.name, ring.pool, ring.pool, ((src * size, dst * size, size),)))
+            self.ops.append(
+                Copy(ring.name, ring.pool, ring.pool, ((src * size, dst * size, size),))
+            )
 
     def load(self, seq: Sequence, group: str, start: int, stop: int) -> None:
         """The outside system fills the slots of positions ``[start, stop)``."""

@@ -18,7 +18,7 @@ from handoff.types import Match, Request, Row, RowResult, Step, StepResult
 
 from .edits import Edits
 from .forks import Forks
-from .layout import BLOCKS, CONSUMER, PRODUCER, make_layout
+from .layout import BLOCKS, CONSUMER, make_layout
 from .options import Options
 from .outside import make_outside
 from .pool import Pool
@@ -150,11 +150,12 @@ class DeepInferEngine:
         window that nobody filled (RULES 9.3). What nobody filled is given as zeros.
         """
         hit = grant.hit
-        seq.num_tokens = seq.cached_hit_tokens = hit
+        seq.num_tokens = hit
         seq.valid_start = valid_start
         seq.grant = grant
         if not seq.table:
             return  # a bare number: blocks come when it is scheduled (RULES 2.3)
+        seq.cached_hit_tokens = hit
         self.forks.ring_stop[seq.state] = hit
         self.edits.load(seq, BLOCKS, 0, hit)
         for ring in self.edits.rings:
@@ -208,7 +209,7 @@ class DeepInferEngine:
         *,
         blocks: list[int] | None = None,
         replace_last: int | None = None,
-        forced: int | None = None,
+        forced: int = -1,
     ) -> Sequence:
         """Fork ``source`` and queue the fork: incomplete ones first, others await decode."""
         seq = self.forks.fork(
@@ -345,7 +346,9 @@ class DeepInferEngine:
         flight = self._flying.popleft()
         assert flight.number == result.number, "results come in the order of Steps"
         self._answered = flight.number
-        for scheduled, number, answer in zip(flight.batch.rows, flight.seqs, result.rows, strict=True):
+        for scheduled, number, answer in zip(
+            flight.batch.rows, flight.seqs, result.rows, strict=True
+        ):
             if flight.batch.kind == "prefill":
                 self._prefilled(scheduled, answer)
             elif scheduled.seq.seq == number:

@@ -53,12 +53,10 @@ class Environment:
             first, wanted = seq.num_outputs, seq.max_tokens - seq.num_outputs
             guesses = seq.drafts[: row.drafts] if flight.kind == "decode" else ()
             tokens = self._outputs(seq.id, first, wanted, guesses)
-            if scheduled.forced is not None and tokens:
+            if scheduled.forced is not None and scheduled.forced >= 0 and tokens:
                 tokens[0] = scheduled.forced
             drafts = self._guesses(seq.id, first + len(tokens), seq.max_tokens)
-            rows.append(
-                RowResult(row.seq, tuple(tokens), drafts, self.confidences.get(seq.id, ()))
-            )
+            rows.append(RowResult(row.seq, tuple(tokens), drafts, self.confidences.get(seq.id, ())))
         self.confidences = {}
         result = StepResult(step.number, tuple(rows))
         if self.watcher is not None:

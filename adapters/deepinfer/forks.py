@@ -1,8 +1,8 @@
 """``fork_seq``: a new sequence over the blocks and the state of another one, and its late copies.
 
 A fork shares ids and copies nothing until it is scheduled. Only a branch name that starts with
-``_``, or the way through ``prompted``, gives it private blocks (RULES 2.4; csrc/engine/sequence.hpp,
-scheduler.hpp).
+``_``, or the way through ``prompted``, gives it private blocks (RULES 2.4;
+csrc/engine/sequence.hpp, scheduler.hpp).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Forks:
         *,
         blocks: list[int] | None = None,
         replace_last: int | None = None,
-        forced: int | None = None,
+        forced: int = -1,
         max_model_len: int,
     ) -> Sequence:
         """The new sequence; its references are taken, it is not queued yet."""
@@ -67,6 +67,7 @@ class Forks:
         if replace_last is not None and replace_last >= 0:
             tokens = source.tokens.slice(0, source.length - 1)
             tokens.append(replace_last)
+        incomplete = source.num_tokens < source.length - 1
         ready = min(source.num_tokens, source.length - 1)
         seq = Sequence(
             id=name,
@@ -80,7 +81,7 @@ class Forks:
             table=table,
             state=source.state,
             cached_hit_tokens=source.cached_hit_tokens,
-            forced=forced,
+            forced=None if incomplete else forced,
             grant=source.grant if source.is_probe else _grant(source, ready),
         )
         if source.length > max_model_len:
@@ -88,7 +89,6 @@ class Forks:
         self.blocks.share(table)
         if self.states is not None:
             self.states.share((seq.state,))
-        incomplete = source.num_tokens < source.length - 1
         self._open(seq, incomplete)
         return seq
 
@@ -187,7 +187,9 @@ def _grant(source: Sequence, ready: int) -> Grant:
     lost: tuple[Deduction, ...] = ()
     if source.num_tokens > ready:
         lost = (
-            Deduction("last_token", ready, source.num_tokens, "2.4", note="min(source.num, len - 1)"),
+            Deduction(
+                "last_token", ready, source.num_tokens, "2.4", note="min(source.num, len - 1)"
+            ),
         )
     return Grant(
         raw=source.num_tokens,

@@ -39,7 +39,9 @@ class Options(adapter.Options):
     use_nextn_decode: int = Field(default=5, ge=0, description="drafts a step (MTP)")
     max_backtracking_tokens: int = Field(default=0, ge=0, description="0: drafts + 1")
     prefill_store_extra_state: int = Field(
-        default=0, ge=0, description="extra ring tokens kept for the store (upstream: 128)"
+        default=0,
+        ge=0,
+        description="extra ring tokens; upstream's switch gives 128, and K if it truncates",
     )
     yoco_prefill_truncation_mode: TruncationMode = "off"
     yoco_prefill_keep_tokens: int = Field(default=0, ge=0)
@@ -115,10 +117,7 @@ class Options(adapter.Options):
         """SB, positions of one SWA ring; 0 without a window (RULES 5)."""
         if not self.model.window_size:
             return 0
-        extra = self.prefill_store_extra_state
-        if extra and self.yoco_prefill_truncation_mode != "off":
-            extra += self.yoco_prefill_keep_tokens
-        return self.model.window_size + self.backtrack + extra
+        return self.model.window_size + self.backtrack + self.prefill_store_extra_state
 
     @property
     def num_rings(self) -> int:

@@ -36,7 +36,7 @@ class Scheduled(NamedTuple):
     rest: int = 0
     """Prompt tokens left after this chunk (upstream: ``chunked_rest_len``)."""
     forced: int | None = None
-    """Token that replaces the sampled one (a fork's golden token)."""
+    """Golden token of a fork's first row: replaces the sampled one, unless it is -1."""
 
 
 @dataclass(slots=True)
@@ -78,16 +78,22 @@ class Scheduler:
         return bool(self.waiting or self.prompted or self.running)
 
     def schedule(self) -> Batch:
-        """The next step: prefill when its turn has come and it has work, else decode (RULES 3.1)."""
+        """The next step: prefill if its turn has come and it has work, else decode (RULES 3.1)."""
+        clones = Clones()  # those of a prefill that then schedules nothing run in the decode step
+        batch = None
         if self.options.engine_type == "PROMPT":
-            return self._prefill()
-        if self._prefill_turn():
-            batch = self._prefill()
+            batch = self._prefill(clones)
+        elif self._prefill_turn():
+            batch = self._prefill(clones)
             if batch.rows or batch.ignored:
                 self.decode_step = 0
-                return batch
-        self.decode_step += 1
-        return self._decode()
+            else:
+                batch = None
+        if batch is None:
+            self.decode_step += 1
+            batch = self._decode(clones)
+        self.forks.launch(clones)
+        return batch
 
     def _prefill_turn(self) -> bool:
         done, options = self.decode_step, self.options
@@ -125,8 +131,8 @@ class Scheduler:
 
     # -- prefill (RULES 3.2) ----------------------------------------------------------------
 
-    def _prefill(self) -> Batch:
-        batch = Batch("prefill")
+    def _prefill(self, clones: Clones) -> Batch:
+        batch = Batch("prefill", clones=clones)
         options = self.options
         unit = 2 * options.cp if options.cp > 1 else 1
         count = len(self.running)
@@ -161,7 +167,6 @@ class Scheduler:
             batch.rows.append(Scheduled(seq, tokens, seq.num_tokens + tokens, work - tokens))
             if tokens < work and options.engine_type == "NORMAL":
                 break
-        self.forks.launch(batch.clones)
         return batch
 
     def _ignore(self, batch: Batch, status: Status) -> None:
@@ -222,8 +227,8 @@ class Scheduler:
 
     # -- decode (RULES 4) -------------------------------------------------------------------
 
-    def _decode(self) -> Batch:
-        batch = Batch("decode")
+    def _decode(self, clones: Clones) -> Batch:
+        batch = Batch("decode", clones=clones)
         batch.finished = [seq for seq in self.running if seq.status.finished]
         self.running = [seq for seq in self.running if not seq.status.finished]
         for seq in [seq for seq in self.waiting if seq.status.finished]:
@@ -241,7 +246,6 @@ class Scheduler:
             )
             seq.forced = None
             batch.batched += q
-        self.forks.launch(batch.clones)
         return batch
 
     def _admit_prompted(self, batch: Batch) -> None:
@@ -255,7 +259,6 @@ class Scheduler:
                 break
             self.prompted.popleft()
             self.forks.run_by_decode(seq, batch.clones)
-            seq.drafts = self.padding
             if seq.status is Status.FINISHED_LENGTH_CAPPED:
                 batch.finished.append(seq)
                 continue
