@@ -77,6 +77,44 @@ def _canonical_native(line: dict[str, Any]) -> dict[str, Any]:
     return {**line, "ops": ops}
 
 
+def _unit(case: Case) -> Mapping[str, Any]:
+    from .driver_unit import replay
+
+    return replay(case)
+
+
+_UNIT_INPUTS: dict[str, Any] = dict.fromkeys(
+    (
+        *("test", "file", "note", "kind", "config", "policy", "context_lengths", "chunk_unit"),
+        *("ctx_token_capacity", "max_context_length", "draft", "max_num_tokens"),
+        *("tokens_per_block", "enable_chunked_prefill", "context", "generation_beams"),
+        *("chunking", "generation_requests"),
+    ),
+    True,
+)
+
+_EXPECTATIONS: Schema = {
+    # Relations: their operands are inputs, see driver_unit.
+    **dict.fromkeys(("block_at", "block_not", "free_less_than", "hit_gt0"), True),
+    # Values: which ones are asked for is an input.
+    "*": "keys",
+}
+_UNIT_OPS: Schema = {
+    **dict.fromkeys(
+        (
+            *("op", "reqs", "id", "tokens", "kv_add_token", "prefill_done", "store"),
+            *("as_tokens", "ms", "pos", "req"),
+        ),
+        True,
+    ),
+    "expect": _EXPECTATIONS,
+}
+
+
+def _one(line: Mapping[str, Any]) -> int:
+    return 1
+
+
 RECORDINGS = Recordings(
     kinds={
         "common": Kind(
@@ -89,6 +127,15 @@ RECORDINGS = Recordings(
             replay=_native,
             canonical=_canonical_native,
             requests=_native_requests,
+        ),
+        "upstream_test": Kind(
+            inputs={
+                **_UNIT_INPUTS,
+                "ops": _UNIT_OPS,
+                "positions_after_iteration": "keys",
+            },
+            replay=_unit,
+            requests=_one,
         ),
     },
     options=from_recorded,

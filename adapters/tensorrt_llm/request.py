@@ -114,6 +114,11 @@ class LlmRequest:
         self._size = block_size
         self._keys: list[BlockKey] = []  # of full blocks, built once
 
+    def rewrite(self, tokens: Seq) -> None:
+        """Gives the request other tokens; its keys follow."""
+        self.tokens = tokens
+        self._keys = []
+
     # -- progress ---------------------------------------------------------------------------
 
     @property
