@@ -84,7 +84,10 @@ def _crc(items: Iterable[object]) -> str:
 
 
 class _Model:
-    """The environment: emits the scripted outputs and proposes drafts of which some are right."""
+    """The environment: emits the scripted outputs and accepts as many drafts as was recorded.
+
+    Drafts are the coming outputs themselves, so that accepted ones are what was computed.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         spec = config.get("spec") or {}
@@ -108,8 +111,10 @@ class _Model:
             first = row.stop - row.drafts  # where the row's first sampled token will stand
             right = min((first * 7 + 3) % (self._num_drafts + 1), row.drafts)
         tokens = tuple(outputs[done : done + right + 1])
-        self._emitted[request] = done + len(tokens)
-        return tokens, (0,) * self._num_drafts
+        done += len(tokens)
+        self._emitted[request] = done
+        drafts = (*outputs[done:], *(0,) * self._num_drafts)[: self._num_drafts]
+        return tokens, drafts
 
 
 class _Run:
