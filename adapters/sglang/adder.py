@@ -91,7 +91,8 @@ class Adder:
     def _clip(self, tokens: int) -> int:
         return min(tokens, self._options.clip_max_new_tokens_estimation)
 
-    def _state(self) -> Verdict:
+    def state(self) -> Verdict:
+        """Whether another candidate may be looked at."""
         spent = self.total_left <= 0 or self._current_left <= 0
         if spent or (self._cache.windows is not None and self._window_left <= 0):
             return Verdict.NO_TOKEN
@@ -157,7 +158,7 @@ class Adder:
         if not whole:
             self.chunked = req
         self._charge(length, self._clip(req.max_new) if whole else 0)
-        return self._state()
+        return self.state()
 
     def _admit(self, req: Req, start: int, length: int) -> None:
         req.start, req.stop = start, start + length

@@ -11,6 +11,9 @@ from handoff.conformance.recording import Kind, Recordings
 
 from .driver_common import INPUTS as COMMON
 from .driver_common import replay_common
+from .driver_native import FOLLOWED as NATIVE_FOLLOWED
+from .driver_native import INPUTS as NATIVE
+from .driver_native import replay_native
 from .replay import options_of
 
 __all__ = ["RECORDINGS"]
@@ -18,6 +21,12 @@ __all__ = ["RECORDINGS"]
 RECORDINGS = Recordings(
     kinds={
         "common": Kind(inputs=COMMON, replay=replay_common),
+        "native": Kind(
+            inputs=NATIVE,
+            replay=replay_native,
+            followed=NATIVE_FOLLOWED,
+            requests=lambda line: len(line["requests"]),
+        ),
     },
     options=options_of,
 )

@@ -85,6 +85,11 @@ class Engine:
         self._close(req)
         del self._reqs[request_id]
 
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+        return bool(self._reqs)
+
     # -- planning -------------------------------------------------------------------------------
 
     def step(self, now: float) -> Step | None:

@@ -20,6 +20,7 @@ CACHE_AWARE = frozenset({"lpm", "dfs-weight", "hrrn", "shortest-prefill-first"})
 IN_BATCH = 32  # a tree hit up to this is checked against earlier waiting prompts; so many count
 TOUCH_EVERY, TOUCHED = 32, 128
 LONG_QUEUE = 128
+TOUCHED_POLICIES = frozenset({"lru", "fifo", "filo", "mru"})
 
 
 class QueuePolicy:
@@ -41,18 +42,23 @@ class QueuePolicy:
                 return
             self._sort_by_cache(waiting, processed_tokens)
         else:
-            self._touch(waiting)
             if self._policy == "lof":
                 ranked = self._options.enable_priority_scheduling
                 waiting.sort(key=lambda r: (r.priority * self.sign if ranked else 0, -r.max_new))
             elif self._options.enable_priority_scheduling:
                 waiting.sort(key=lambda r: (r.priority * self.sign, r.arrival))
+            self._touch(waiting)
         if self._policy != "fcfs" or self._options.enable_priority_scheduling:
             self._cache.journal.order(waiting)
 
     def _touch(self, waiting: list[Req]) -> None:
-        """Every 32nd pass under lru keeps the prefixes of the first 128 waiting requests recent."""
-        if not waiting or self._cache.disabled or self._options.radix_eviction_policy != "lru":
+        """Every 32nd pass keeps the prefixes of the first 128 waiting requests recent.
+
+        Upstream asks for the command line's lru; policies that only the factory offers are set
+        beside it, so they are touched too (rule 6).
+        """
+        policy = self._options.radix_eviction_policy
+        if not waiting or self._cache.disabled or policy not in TOUCHED_POLICIES:
             return
         if self._passes % TOUCH_EVERY == 0:
             for req in reversed(waiting[:TOUCHED]):

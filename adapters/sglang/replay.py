@@ -89,12 +89,14 @@ class Bench:
     def __init__(self, case: Case, options: Options, journal: Journal) -> None:
         self.engine = Engine(options, journal)
         self.cache = self.engine.cache
+        self.engine.scheduler.counts_processed = False  # the recorder ran no forward pass
         self._watcher = case.watch(self.engine.layout) if case.watch else None
         self._requests: dict[str, Request] = {}
         self._of_seq: dict[int, str] = {}
         self._pending: list[Step] = []
-        self.accepted: Callable[[str], int] = lambda name: 1
-        """Tokens that the next verify row of a request accepts."""
+        self.accepted: Callable[[int, int], int] = lambda step, row: 1
+        """Tokens that a row of a verify step accepts, both counted from 0."""
+        self._verified = 0
 
     def submit(self, request: Request) -> None:
         """Queue a request with scripted outputs."""
@@ -115,22 +117,23 @@ class Bench:
     def answer(self) -> None:
         """Answer the oldest Step with the scripted outputs."""
         step = self._pending.pop(0)
-        rows = tuple(RowResult(row.seq, self._emit(row)) for row in step.rows)
+        rows = tuple(RowResult(row.seq, self._emit(row, at)) for at, row in enumerate(step.rows))
+        self._verified += any(row.drafts for row in step.rows)
         result = StepResult(step.number, rows)
         if self._watcher:
             self._watcher.complete(result)
         self.engine.complete(result, 0.0)
 
-    def _emit(self, row: Row) -> tuple[int, ...]:
+    def _emit(self, row: Row, at: int) -> tuple[int, ...]:
         """Outputs that follow the row; beyond the script they are arbitrary."""
         if not row.emits:
             return ()
         request = self._requests[self._of_seq[row.seq]]
         outputs = request.outputs
         assert outputs is not None
-        count = self.accepted(request.id) if row.drafts else 1
+        count = self.accepted(self._verified, at) if row.drafts else 1
         first = row.stop - row.drafts - len(request.prompt)
-        return tuple(outputs[at] if at < len(outputs) else 0 for at in range(first, first + count))
+        return tuple(outputs[n] if n < len(outputs) else 0 for n in range(first, first + count))
 
     @property
     def in_flight(self) -> int:

@@ -54,6 +54,8 @@ class Scheduler:
         self._last: Batch | None = None
         self._full = False
         self._processed = 0
+        self.counts_processed = True
+        """Whether prefilled tokens age the waiting requests (hrrn)."""
         ratio = min(options.init_new_token_ratio * options.schedule_conservativeness, 1.0)
         self._ratio = ratio
         self._min_ratio = min(ratio * options.min_new_token_ratio_factor, 1.0)
@@ -73,6 +75,7 @@ class Scheduler:
         if self.chunked is not None and self.chunked.prefix < self.chunked.stop:
             self.cache.checkpoint(self.chunked, self.chunked.stop)
         self._merge()
+        self._drop_finished()
         batch = self._prefill()
         if batch is None and self.running:
             batch = self._decode()
@@ -85,9 +88,16 @@ class Scheduler:
         if last is None or not last.prefill:
             return
         staying = [req for req in last.reqs if req is not last.chunked and not req.finished]
-        if len(staying) < len(last.reqs):
-            self._full = False
+        if len(staying) < len(last.reqs) or not self.running:
+            self._full = False  # upstream keeps the flag on the running batch, here replaced
         self.running.extend(staying)
+
+    def _drop_finished(self) -> None:
+        """Finished requests make room for others at once."""
+        running = [req for req in self.running if not req.finished]
+        if len(running) < len(self.running):
+            self._full = False
+        self.running = running
 
     def _prefill(self) -> Batch | None:
         options = self.options
@@ -122,6 +132,8 @@ class Scheduler:
         return batch
 
     def _admit_waiting(self, adder: Adder, preempting: bool) -> None:
+        if adder.state() is not Verdict.CONTINUE:
+            return
         for req in list(self.waiting):
             if len(adder.admitted) >= self.options.max_running_requests - len(self.running):
                 self._full = True
@@ -160,7 +172,8 @@ class Scheduler:
             req.committed = req.allocated = req.stop
             if pure:
                 req.floor = req.stop
-            self._processed += req.stop - req.start
+            if self.counts_processed:
+                self._processed += req.stop - req.start
             batch.spans.append((req.start, req.stop))
             self.journal.extend(req, req.start, req.stop - req.start, blocks)
             if req is not batch.chunked:
