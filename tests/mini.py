@@ -223,7 +223,7 @@ class MiniEngine:
         slots = own[self.number % 2 * count :][:count]
         saves = [(stop - drafts + at, slots[at]) for at in range(1 + drafts)]
         if self.cache and not late and not drafts:
-            for position in range(start + 1, stop):
+            for position in range(start + 1, stop + 1):
                 if position % BLOCK == 0:
                     saves.insert(-1, (position, self._take("state")))
                     key = self._key(live, position)

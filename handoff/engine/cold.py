@@ -19,7 +19,7 @@ from handoff.types import Layout, Spans
 
 from .plan import StagePlan
 
-__all__ = ["Cold", "Rule", "cold_run"]
+__all__ = ["Cold", "Rule", "cold_run", "stage_of"]
 
 
 _ROWS = 512
@@ -67,7 +67,7 @@ def cold_run(
         if len(kept) != len(rows):
             x = x[torch.isin(rows, kept)]
             rows = kept
-        stage = _stage(rows, lora)
+        stage = stage_of(rows, lora)
         inputs = normed(x, spec.norm_eps)
         if layer.kind == "state":
             mixed = _recur(model, at, inputs, stage, out)
@@ -93,7 +93,7 @@ def _computed(rule: Rule, stage: int, length: int) -> torch.Tensor:
     return torch.arange(min(first, length), length)
 
 
-def _stage(rows: torch.Tensor, lora: str | None) -> StagePlan:
+def stage_of(rows: torch.Tensor, lora: str | None) -> StagePlan:
     """The rows as the maps of a layer want them."""
     count = len(rows)
     return StagePlan(
