@@ -61,6 +61,11 @@ def written(slots: Any) -> list[int]:
     return [len(real), int(real[0]), int(real[-1])] if len(real) else [0]
 
 
+def _name(value: object) -> str | None:
+    """An isolation key as text."""
+    return None if value is None else str(value)
+
+
 class _Serving:
     """One request, served alone until the engine reports no work."""
 
@@ -92,8 +97,8 @@ class _Serving:
             given["id"],
             Seq(given["prompt"]),
             len(given["output"]),
-            salt=given["salt"],
-            lora=given["lora"],
+            salt=_name(given["salt"]),
+            lora=_name(given["lora"]),
         )
         free = len(engine.blocks.free)
         engine.submit(request, 0.0)

@@ -118,8 +118,21 @@ class Scheduler:
         self.edits.bind(seq, 0, seq.table, fresh=True)
         if self.states is not None:
             (seq.state,) = self.states.allocate(1)
-            self.forks.ring_stop[seq.state] = 0
+            self.forks.ring_stop[seq.state] = seq.num_tokens
             self.edits.bind_state(seq, fresh=True)
+        if seq.num_tokens:
+            self._bare(seq)
+
+    def _bare(self, seq: Sequence) -> None:
+        """Tokens said to be ready before there were blocks: nobody filled them (RULES 2.3).
+
+        Upstream reads whatever the blocks and the ring held; they are given as zeros.
+        """
+        self.edits.zero_blocks(seq.table, seq.num_tokens)
+        for ring in self.edits.rings:
+            self.edits.zero_ring(ring, seq.state)
+        seq.mark_unsound("2.3")
+        self.edits.event("unsound", seq, "2.3", tokens=seq.num_tokens)
 
     def free(self, seq: Sequence) -> None:
         """Give up state and blocks, in this order; the state field stays stale (RULES 2.1)."""
