@@ -94,7 +94,7 @@ def _groups(memory: Memory, slot: Slot, hit: int) -> tuple[GroupAnswer, ...]:
     for group in memory.layout.groups:
         if group.name == STATE:
             assert memory.states is not None
-            ident = (memory.states.current[slot.id],)
+            ident = (memory.states.ids(slot.id)[0],)
             answers.append(GroupAnswer(STATE, hit, ident, 1 if hit else 0, hit))
             continue
         cells = memory.kv[group.name]

@@ -49,7 +49,7 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 class Purge(NamedTuple):
     """Positions ``[start, stop)`` of ``seq`` that a write took away.
 
-    ``logged`` of them from the top on were not overwritten but removed to keep the range whole.
+    ``logged``: first and last position removed only to keep the range whole; None if none was.
     """
 
     seq: int
@@ -77,7 +77,7 @@ class Cells:
         self.low = [0] * num_seqs
         """First position held, per sequence (the table's holes lie below)."""
 
-    # -- questions ---------------------------------------------------------------------------
+    # -- questions -----------------------------------------------------------------------------
 
     def stream(self, seq: int) -> int:
         """The stream a sequence's cells lie in."""
@@ -126,7 +126,7 @@ class Cells:
                 at = end
         return None
 
-    # -- changes -----------------------------------------------------------------------------
+    # -- changes -------------------------------------------------------------------------------
 
     def write(self, cells: list[int], runs: Sequence[Run]) -> list[Purge]:
         """Give ``cells`` to the positions of ``runs``, in order; returns what that pushed out.
@@ -169,7 +169,7 @@ class Cells:
         self._settle(seq)
         logged = None
         if table and self.low[seq] <= high:
-            logged = (self.low[seq], high + 1)
+            logged = (self.low[seq], high)
             self.remove(seq, self.low[seq], high + 1)
         return Purge(seq, start, high + 1, logged)
 

@@ -17,7 +17,7 @@ from .server import Line
 __all__ = ["RECORDINGS"]
 
 
-# -- common recordings -----------------------------------------------------------------------------
+# -- common recordings -------------------------------------------------------------------------
 
 
 def replay_common(case: Case) -> Mapping[str, Any]:
@@ -111,7 +111,7 @@ def _common_event(line: Line, several: bool) -> list[Any] | None:
     return [what, *place, *numbers]
 
 
-# -- declaration -------------------------------------------------------------------------------------
+# -- declaration -------------------------------------------------------------------------------
 
 _REQUEST = {"req": True, "prompt": True, "output": True, "body": True}
 _STEP = {

@@ -11,6 +11,7 @@ from handoff.index.spans import Seq
 from handoff.types import Handoff, Layout, Match, Request, Row, Step, StepResult
 
 from .decision import group_questions
+from .files import SlotFiles
 from .memory import Work
 from .options import Options
 from .probe import probe
@@ -36,13 +37,14 @@ class LlamaCppEngine:
         self.options = options
         self.server = Server(options)
         self.scheduler = Scheduler(options, self.server)
+        self.files = SlotFiles(self.server)
         self.layout = self.server.memory.layout
         self.num_drafts = options.num_drafts
         self._steps = 0
         self._tasks = 0
         self._flight: deque[MicroBatch] = deque()
 
-    # -- requests ------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
         """Queue a request; ``n_cmpl`` > 1 adds children that share its prompt (RULES 9)."""
@@ -89,7 +91,7 @@ class LlamaCppEngine:
             if slot.task is not None and slot.task.request.split("#")[0] == request_id:
                 self.scheduler.cancel(slot)
 
-    # -- steps -------------------------------------------------------------------------------------------
+    # -- steps ---------------------------------------------------------------------------------
 
     def step(self, now: float) -> Step | None:
         """The next micro-batch as a Step, or None until a result or a request comes."""
@@ -130,13 +132,12 @@ class LlamaCppEngine:
         return step
 
     def _tokens(self, work: Work) -> Seq:
-        """Content of a row; guesses come last."""
+        """Content of a row: the list, then what runs ahead of it."""
         slot = self.server.slots[work.slot]
-        known = slot.text.slice(work.start, work.start + work.count - work.drafts)
-        if work.drafts:
-            first = work.start + work.count - work.drafts - slot.length
-            for token in slot.drafts[first : first + work.drafts]:
-                known.append(token)
+        stop = work.start + work.count
+        known = slot.text.slice(work.start, min(stop, slot.length))
+        for position in range(max(work.start, slot.length), stop):
+            known.append(slot.ahead[position - slot.length])
         return known
 
     def complete(self, result: StepResult, now: float) -> None:
@@ -155,7 +156,7 @@ class LlamaCppEngine:
         """Nothing happens by time alone."""
         return None
 
-    # -- questions -----------------------------------------------------------------------------------------
+    # -- questions -----------------------------------------------------------------------------
 
     def probe(self, request: Request) -> Match:
         """What a look-up would find now; slots and RAM cache stay as they are."""

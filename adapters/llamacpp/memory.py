@@ -89,7 +89,7 @@ class Memory:
             self.kv[FULL] = Cells(options.stream_cells, options.streams, slots)
         self.states: States | None = None
         if options.memory in ("recurrent", "hybrid"):
-            self.states = States(slots, options.num_drafts)
+            self.states = States(slots, options.num_drafts > 0)
         self.hosts: dict[str, HostPool] = {}
         self.layout = self._layout()
         self.ops: list[Op] = []
@@ -192,8 +192,22 @@ class Memory:
             states = self.states
             states.pos[target] = states.pos[source]
             if states.pos[source] >= 0:
-                run = (states.current[source], states.current[target], 1)
+                run = (states.ids(source)[0], states.ids(target)[0], 1)
                 self.ops.append(Copy(STATE, STATE, STATE, (run,)))
+
+    def keep_state(self, slot: int) -> None:
+        """Remember the state before a row that verifies drafts."""
+        if self.states is not None:
+            state, kept = self.states.ids(slot)
+            self.ops.append(Copy(STATE, STATE, STATE, ((state, kept, 1),)))
+
+    def return_state(self, slot: int, length: int) -> None:
+        """Back to the kept state of ``length`` tokens; cells beyond them go as well."""
+        assert self.states is not None
+        state, kept = self.states.ids(slot)
+        self.ops.append(Copy(STATE, STATE, STATE, ((kept, state, 1),)))
+        self.states.pos[slot] = length - 1
+        self.remove(slot, length)
 
     # -- serialized copies ---------------------------------------------------------------------
 
@@ -205,7 +219,7 @@ class Memory:
         wanted = self._partial() if partial else (*self.kv, STATE)
         found = [(name, *cells.saved(slot)) for name, cells in self.kv.items() if name in wanted]
         if self.states is not None and STATE in wanted and self.states.pos[slot] >= 0:
-            found.append((STATE, [self.states.current[slot]], [self.states.pos[slot]]))
+            found.append((STATE, [self.states.ids(slot)[0]], [self.states.pos[slot]]))
         return found
 
     def num_bytes(self, slot: int, partial: bool = False) -> int:
@@ -252,7 +266,7 @@ class Memory:
             if part.group == STATE:
                 assert self.states is not None
                 self.states.pos[slot] = part.positions[0]
-                cells = [self.states.current[slot]]
+                cells = [self.states.ids(slot)[0]]
             else:
                 placed = self.kv[part.group].restore(slot, part.positions)
                 if placed is None:
@@ -278,7 +292,7 @@ class Memory:
         for part in saved.parts:
             self.hosts[part.group].give(part.host)
 
-    # -- open sequences --------------------------------------------------------------------------
+    # -- open sequences ------------------------------------------------------------------------
 
     def open(self, slot: int, request: str, tokens: Seq, lora: str | None) -> int:
         """Open a sequence on what the slot holds; returns its number."""
@@ -304,7 +318,7 @@ class Memory:
             self.ops.append(Close(seq))
             self.open_seq[slot] = None
 
-    # -- micro-batches -----------------------------------------------------------------------------
+    # -- micro-batches -------------------------------------------------------------------------
 
     def split(self, work: Sequence[Work]) -> list[list[Work]]:
         """The micro-batches of a batch (RULES 6; llama-batch.cpp)."""
@@ -365,7 +379,7 @@ class Memory:
         states: tuple[StateUse, ...] = ()
         if self.states is not None:
             load = self.states.load(work.slot)
-            saves = self.states.advance(work.slot, work.start + work.count, work.drafts)
+            saves = self.states.advance(work.slot, work.start + work.count)
             states = (StateUse(STATE, load, saves),)
         return Row(seq, work.start, tokens, work.drafts, emits, self.spans(work), states)
 

@@ -151,7 +151,7 @@ class Options(BaseOptions):
         return self.spec_draft_n_max if self.spec_type != "none" else 0
 
 
-# -- a recorded command line -----------------------------------------------------------------
+# -- a recorded command line -------------------------------------------------------------------
 
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "full": {"n_layer": 2, "kv_bytes_per_token": 128},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from handoff.conformance.recording import Watch
@@ -38,6 +39,7 @@ class Report:
     drafted: int = 0
     accepted: int = 0
     num_children: int = 0
+    ended: bool = False
 
 
 class Play:
@@ -58,7 +60,7 @@ class Play:
         self._names: dict[int, str] = {}  # sequence -> request or child
         self._said: dict[str, int] = {}  # outputs given so far
 
-    # -- running -----------------------------------------------------------------------------------
+    # -- running -------------------------------------------------------------------------------
 
     def serve(self, requests: Iterable[Request]) -> list[Report]:
         """Submit at once, run until all is answered; reports of the requests in order."""
@@ -73,10 +75,8 @@ class Play:
             name = f"{request.id}#{index}" if index else request.id
             self.reports[name] = Report(name, len(request.prompt))
             self.outputs[name] = request.outputs.tokens() if request.outputs is not None else []
-        try:
+        with suppress(Refused):  # the server answers with an error; the report says so
             self.engine.submit(request, 0.0)
-        except Refused:
-            pass  # the server answers such a request with an error; its report says so
         return request.id
 
     def finish(self) -> None:
@@ -107,7 +107,11 @@ class Play:
         self._read()
         return True
 
-    # -- the environment ------------------------------------------------------------------------------
+    def said(self, name: str) -> int:
+        """Outputs a request was given so far."""
+        return self._said.get(name, 0)
+
+    # -- the environment -----------------------------------------------------------------------
 
     def _answer(self, step: Step) -> StepResult:
         for op in step.ops:
@@ -148,7 +152,7 @@ class Play:
             return tokens, (WRONG,) * self.options.num_drafts
         return tokens, tuple(_at(script, at + k) for k in range(self.options.num_drafts))
 
-    # -- reading the log --------------------------------------------------------------------------------
+    # -- reading the log -----------------------------------------------------------------------
 
     def _read(self) -> None:
         for line in self.engine.take_log():
@@ -174,6 +178,7 @@ class Play:
         elif line.what == "stop":
             kept, truncated, sent = line.numbers
             report.kept, report.truncated, report.num_outputs = kept, bool(truncated), sent
+            report.ended = True
             report.outputs = list(self.outputs.get(report.request, ())[:sent])
 
     def _inherit(self, parent: Report, slot: int) -> None:
@@ -186,15 +191,3 @@ class Play:
 def _at(script: Sequence[int], index: int) -> int:
     """The scripted output, or a token that nothing equals beyond its end."""
     return script[index] if index < len(script) else -(index + 2)
-
-
-def seq_of(segments: Sequence[object], tok: Callable[[int, int], int]) -> Seq:
-    """A recorded token list: segments ``[k, i, j]`` or single ids."""
-    ids: list[int] = []
-    for part in segments:
-        if isinstance(part, int):
-            ids.append(part)
-        else:
-            k, first, last = part  # type: ignore[misc]
-            ids.extend(tok(k, at) for at in range(first, last))
-    return Seq.of(ids)

@@ -10,35 +10,26 @@ __all__ = ["States"]
 class States:
     """Positions and ids of the states; -1 = no state.
 
-    A sequence owns ``1 + num_drafts`` ids: a row that verifies drafts saves one state per draft, so
-    a rejection only changes which id is current.
+    With drafts a sequence owns a second id: the state before a row that verifies drafts, to which
+    a rejection goes back (a state cannot be cut).
     """
 
-    def __init__(self, num_seqs: int, num_drafts: int) -> None:
-        self.per_seq = 1 + num_drafts
+    def __init__(self, num_seqs: int, drafts: bool) -> None:
+        self.per_seq = 2 if drafts else 1
         self.pos = [-1] * num_seqs
-        self.current = [seq * self.per_seq for seq in range(num_seqs)]
 
     def ids(self, seq: int) -> range:
-        """The ids a sequence owns."""
+        """The ids a sequence owns: its state, and the one kept for a rejection."""
         return range(seq * self.per_seq, (seq + 1) * self.per_seq)
 
     def load(self, seq: int) -> int:
         """The id the next row starts from; ``NULL`` = the zero state."""
-        return NULL if self.pos[seq] < 0 else self.current[seq]
+        return NULL if self.pos[seq] < 0 else self.ids(seq)[0]
 
-    def advance(self, seq: int, stop: int, drafts: int) -> tuple[tuple[int, int], ...]:
-        """``(position, id)`` that a row up to ``stop`` saves, the last ``drafts`` one each."""
-        first = self.ids(seq)[0]
-        saves = tuple((stop - drafts + at, first + at) for at in range(drafts + 1))
+    def advance(self, seq: int, stop: int) -> tuple[tuple[int, int], ...]:
+        """``(position, id)`` that a row up to ``stop`` saves."""
         self.pos[seq] = stop - 1
-        self.current[seq] = saves[-1][1]
-        return saves
-
-    def reject(self, seq: int, tokens: int) -> None:
-        """The last ``tokens`` drafts of the last row were wrong."""
-        self.pos[seq] -= tokens
-        self.current[seq] -= tokens
+        return ((stop, self.ids(seq)[0]),)
 
     def remove(self, seq: int, start: int, stop: int | None) -> int:
         """Drop the state if its position lies in ``[start, stop)``; a state is never cut."""
@@ -53,4 +44,4 @@ class States:
         if delta == 0 or not start <= self.pos[seq] < stop:
             return []
         self.pos[seq] += delta
-        return [self.current[seq]]
+        return [self.ids(seq)[0]]

@@ -51,7 +51,7 @@ class Scheduler:
         self.results: dict[int, RowResult] = {}
         """Answers of the present view by slot."""
 
-    # -- the loop ----------------------------------------------------------------------------------
+    # -- the loop ------------------------------------------------------------------------------
 
     def next_micro_batch(self) -> MicroBatch | None:
         """The next pass, starting a new loop if the last batch is done; None if nothing is to do."""
@@ -113,7 +113,7 @@ class Scheduler:
                 self.server.shift_context(slot)
         self._wake()
 
-    # -- building a batch ----------------------------------------------------------------------------
+    # -- building a batch ----------------------------------------------------------------------
 
     def _decodes(self) -> list[Work]:
         """The sampled token of each generating slot, and its drafts."""
@@ -121,20 +121,19 @@ class Scheduler:
         for slot in self.server.slots:
             if slot.phase != "generating" or not self._together(slot, work):
                 continue
-            drafts = self._drafts(slot)
-            work.append(Work(slot.id, slot.length, 1 + len(drafts), len(drafts)))
+            guesses = () if slot.replay else self._drafts(slot)
+            slot.ahead = slot.replay or guesses
+            work.append(Work(slot.id, slot.length, 1 + len(slot.ahead), len(guesses)))
+            if guesses:
+                self.server.memory.keep_state(slot.id)
             slot.text.append(slot.sampled)
             slot.length += 1
-            slot.drafts = drafts
         return work
 
     def _drafts(self, slot: Slot) -> tuple[int, ...]:
-        """How many of the guesses are verified: bounded by context and by what is still wanted."""
+        """The guesses that are verified: bounded by context and by what is still wanted."""
         task = slot.task
         assert task is not None
-        if not self.options.num_drafts or slot.rested:
-            slot.rested = False
-            return ()
         room = self.options.slot_limit - slot.length - 2
         wanted = min(self.options.num_drafts, room, task.max_tokens - slot.num_outputs - 1)
         return slot.drafts[: max(0, wanted)]
@@ -189,7 +188,7 @@ class Scheduler:
                 return place
         return stop
 
-    # -- computing it ------------------------------------------------------------------------------------
+    # -- computing it --------------------------------------------------------------------------
 
     def _view(self, batch: _Batch) -> bool:
         """Place the next part of the batch; False if it is done or had to be given up (RULES 10)."""
@@ -233,7 +232,7 @@ class Scheduler:
                 self.server.clear(slot)
         self._wake()
 
-    # -- sampling ------------------------------------------------------------------------------------------
+    # -- sampling ------------------------------------------------------------------------------
 
     def sample(self, micro_batch: MicroBatch, results: Sequence[RowResult]) -> None:
         """Take the answers of one pass; the last pass of a view lets the slots go on."""
@@ -262,7 +261,7 @@ class Scheduler:
         """How many positions of a row give logits."""
         slot = self.server.slots[work.slot]
         if slot.phase == "generating":
-            return work.count
+            return 1 + work.drafts
         assert slot.task is not None
         return int(work.start + work.count == slot.task.num_prompt)
 
@@ -281,26 +280,40 @@ class Scheduler:
         task = slot.task
         if task is None:
             return
+        tokens = () if task.decision else result.tokens
         if slot.phase == "prompt":
             slot.phase = "generating"
-        elif slot.drafts:
-            self._verify(slot, result)
+        elif slot.replay:
+            tokens = (*slot.replay, *tokens)
+            self._accept(slot, slot.replay)
+            slot.replay = ()
+        elif slot.ahead:
+            accepted = len(tokens) - 1
+            if accepted < len(slot.ahead) and self.server.memory.states is not None:
+                self._go_back(slot, tokens)
+                return
+            self._accept(slot, tokens[:accepted])
+            self.server.memory.remove(slot.id, slot.length)
         slot.drafts = tuple(result.drafts)
-        self._emit(slot, () if task.decision else result.tokens)
+        self._emit(slot, tokens)
 
-    def _verify(self, slot: Slot, result: RowResult) -> None:
-        """Accepted drafts join the list, rejected ones leave the memory."""
-        accepted = max(0, len(result.tokens) - 1)
-        rejected = len(slot.drafts) - accepted
-        for token in result.tokens[:accepted]:
+    @staticmethod
+    def _accept(slot: Slot, tokens: Sequence[int]) -> None:
+        """Tokens that were computed ahead join the list."""
+        for token in tokens:
             slot.text.append(token)
-        slot.length += accepted
-        if rejected:
-            memory = self.server.memory
-            if memory.states is not None:
-                memory.states.reject(slot.id, rejected)
-                slot.rested = True
-            memory.remove(slot.id, slot.length)
+        slot.length += len(tokens)
+
+    def _go_back(self, slot: Slot, tokens: Sequence[int]) -> None:
+        """A rejection on a recurrent memory: nothing is sent, the row is computed once more.
+
+        The state returns to what it was before the row; the next one feeds the same token again
+        with those behind it that are now known (recordings, kind draft; no rule book section).
+        """
+        slot.length -= 1
+        slot.text = slot.text.slice(0, slot.length)
+        self.server.memory.return_state(slot.id, slot.length)
+        slot.replay = tuple(tokens)
 
     def _emit(self, slot: Slot, tokens: Sequence[int]) -> None:
         """Count tokens until a stop is met (RULES 10); the rest of them is not sent."""

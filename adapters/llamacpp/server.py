@@ -79,7 +79,7 @@ class Server:
         """Prompt tokens a slot held before a change of adapters emptied it, until it starts."""
         self.ticks = count()
 
-    # -- log ---------------------------------------------------------------------------------------
+    # -- log -----------------------------------------------------------------------------------
 
     def say(self, what: str, slot: Slot | None = None, *numbers: Any) -> None:
         """Write a log line, and the event it stands for."""
@@ -91,7 +91,7 @@ class Server:
             tokens = numbers[-1] if numbers and isinstance(numbers[-1], int) else 0
             self.events.append(Event(kind, None, ids, None, request, tokens, rule))
 
-    # -- choosing and launching ----------------------------------------------------------------------
+    # -- choosing and launching ----------------------------------------------------------------
 
     def offer(self, task: Task) -> bool:
         """Try to give a task its slots; False if it has to wait (RULES 2, 9)."""
@@ -127,8 +127,8 @@ class Server:
         slot.phase = "started" if parent is None else "waiting"
         slot.parent = parent
         slot.num_outputs = 0
-        slot.drafts = ()
-        slot.truncated = slot.rested = False
+        slot.drafts = slot.ahead = slot.replay = ()
+        slot.truncated = False
         default = dict.fromkeys(self.options.lora, 1.0)
         if task.scales is not None and task.scales != slot.scales:
             self.say("lora", slot)
@@ -148,7 +148,7 @@ class Server:
             if self.options.unified:
                 self.clear(slot)
 
-    # -- RAM prompt cache ------------------------------------------------------------------------------
+    # -- RAM prompt cache ----------------------------------------------------------------------
 
     def _swap(self, slot: Slot, task: Task) -> None:
         """Save the slot, load what fits the prompt better, trim (RULES 2.5, 8)."""
@@ -194,7 +194,7 @@ class Server:
             self.clear(slot)
             return
         self.memory.remove(slot.id, entry.length)
-        self._drop_checkpoints(slot)
+        self.drop_checkpoints(slot)
         slot.text = entry.text.slice(0, entry.length)
         slot.length = entry.length
         slot.origin = entry.origin
@@ -238,7 +238,7 @@ class Server:
             self.ram.token_limit,
         )
 
-    # -- starting a prompt -----------------------------------------------------------------------------
+    # -- starting a prompt ---------------------------------------------------------------------
 
     def start(self, slot: Slot) -> None:
         """Match the prompt and cut the slot to the hit (RULES 3), or answer at once."""
@@ -296,7 +296,7 @@ class Server:
             best = max(best, entry.lcp(task.prompt))
         return best
 
-    # -- checkpoints -------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------
 
     def checkpoint(self, slot: Slot, start: int) -> bool:
         """Make a checkpoint before the batch ``[start, length)`` is computed (RULES 5.2)."""
@@ -337,7 +337,7 @@ class Server:
         """Whether checkpoints are made for a task at all (RULES 5)."""
         return self.options.has_checkpoints and not task.decision
 
-    # -- context shift -------------------------------------------------------------------------------------
+    # -- context shift -------------------------------------------------------------------------
 
     def shift_context(self, slot: Slot) -> None:
         """Discard and move down the list of a slot that is full (RULES 10)."""
@@ -366,7 +366,7 @@ class Server:
         slot.length -= gone
         slot.origin = Origin(((slot.length, slot.lora),), kept)
         slot.truncated = True
-        self._drop_checkpoints(slot)
+        self.drop_checkpoints(slot)
         self.reopen(slot, task)
 
     def reopen(self, slot: Slot, task: Task) -> None:
@@ -376,7 +376,7 @@ class Server:
             known.append(slot.sampled)
         self.memory.open(slot.id, task.request, known, slot.lora)
 
-    # -- children ----------------------------------------------------------------------------------------------
+    # -- children ------------------------------------------------------------------------------
 
     def feed_children(self, slot: Slot) -> Iterator[Slot]:
         """Copy a parent whose prompt is computed to its waiting children (RULES 9)."""
@@ -409,7 +409,7 @@ class Server:
         seq = self.memory.open(slot.id, task.request, known, slot.lora)
         self.handoffs[seq] = child_handoff(self, slot, task, seq)
 
-    # -- ends --------------------------------------------------------------------------------------------------
+    # -- ends ----------------------------------------------------------------------------------
 
     def release(self, slot: Slot) -> None:
         """The task ends; the slot keeps its content unless it was a child's (RULES 9, 10)."""
@@ -440,11 +440,12 @@ class Server:
 
     def empty(self, slot: Slot) -> None:
         """``clear`` without a word in the log."""
-        self._drop_checkpoints(slot)
+        self.drop_checkpoints(slot)
         slot.forget()
         self.memory.remove(slot.id, 0)
 
-    def _drop_checkpoints(self, slot: Slot) -> None:
+    def drop_checkpoints(self, slot: Slot) -> None:
+        """A slot's checkpoints go."""
         for item in slot.checkpoints:
             self.memory.drop(item.saved)
         slot.checkpoints = []

@@ -73,10 +73,12 @@ class Slot:
     """The last sampled token, not yet fed back."""
     parent: Slot | None = None
     truncated: bool = False
-    rested: bool = False
-    """A recurrent slot re-computes after a rejected draft and does not draft again at once."""
     drafts: tuple[int, ...] = ()
     """The drafter's guesses for what follows ``sampled``."""
+    ahead: tuple[int, ...] = ()
+    """Tokens of the present row behind the fed one: drafts to verify, or ``replay``."""
+    replay: tuple[int, ...] = ()
+    """Tokens known to be right that a recurrent memory computes again after a rejection."""
 
     @property
     def lora(self) -> str | None:
@@ -118,7 +120,8 @@ def choose(
 ) -> Choice | None:
     """The slot for a prompt, or None if all are busy; strict float32 comparisons (RULES 2).
 
-    A named slot is returned even if it is busy: the caller then lets the request wait.
+    A named slot is returned even if it is busy: the caller then lets the request wait. With a
+    threshold of 0 the whole similarity step is skipped, so a named slot is not swapped either.
     """
     found = slots[id_slot] if id_slot is not None and id_slot < len(slots) else None
     how = "byid" if found is not None else ""
@@ -131,6 +134,8 @@ def choose(
             if similarity > best and similarity > float(np.float32(threshold)):
                 best, found = similarity, slot
                 how = how or "lcp"
+    if found is not None and threshold == 0.0:
+        return Choice(found, how, 0.0, 0.0, False)
     if found is not None:
         kept = float(np.float32(best) * np.float32(len(prompt)))
         with np.errstate(divide="ignore", invalid="ignore"):
