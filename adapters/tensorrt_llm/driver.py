@@ -111,6 +111,29 @@ _UNIT_OPS: Schema = {
 }
 
 
+def _v2(case: Case) -> Mapping[str, Any]:
+    from .driver_v2 import replay
+
+    return replay(case)
+
+
+V2_RELATIONS = (
+    *("first_new_key_equals", "first_new_key_differs", "first_new_key_is_block"),
+    "reuse_at_least",
+)
+_V2_OPS: Schema = {
+    **dict.fromkeys(
+        (
+            *("op", "tokens", "lora", "salt", "name", "parent", "pages", "partial", "scopes"),
+            *("keep_open", "num_committed", "context_current_position"),
+            "context_remaining_length",
+        ),
+        True,
+    ),
+    "expect": {**dict.fromkeys(V2_RELATIONS, True), "*": "keys"},
+}
+
+
 def _one(line: Mapping[str, Any]) -> int:
     return 1
 
@@ -135,6 +158,14 @@ RECORDINGS = Recordings(
                 "positions_after_iteration": "keys",
             },
             replay=_unit,
+            requests=_one,
+        ),
+        "upstream_test_v2": Kind(
+            inputs={
+                **dict.fromkeys(("test", "file", "note", "commit", "config"), True),
+                "ops": _V2_OPS,
+            },
+            replay=_v2,
             requests=_one,
         ),
     },
