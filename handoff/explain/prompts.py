@@ -50,6 +50,23 @@ class Difference(NamedTuple):
     again: int
     shift: int
 
+    def words(self, length: int) -> str:
+        """The difference in a sentence, for a prompt of ``length`` tokens."""
+        if self.position == length:
+            return f"All of it stands at the beginning of {self.other}."
+        text = f"First difference at position {self.position:,}"
+        if self.after is not None and self.before is not None:
+            text += f" (token {self.before:,} became {self.after:,})"
+        elif self.after is not None:
+            text += f" (where {self.other} ends)"
+        text += "."
+        if self.again:
+            sign = "+" if self.shift > 0 else "−"
+            where = f"moved by {sign}{abs(self.shift):,}" if self.shift else "at the same positions"
+            tokens = "1 later token is" if self.again == 1 else f"{self.again:,} later tokens are"
+            text += f" {tokens} equal again, {where}."
+        return text
+
 
 def read_prompt(path: Path, tokenizer: Path | None = None) -> Prompt:
     """A prompt from JSON token ids, or from text with a local ``tokenizer.json``."""

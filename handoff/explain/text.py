@@ -15,7 +15,7 @@ from handoff.report.strip import Run as StripRun
 from handoff.report.strip import Strip, StripRow
 from handoff.report.tables import legend, strip_lines, style_of
 from handoff.report.totals import label
-from handoff.report.words import count, number_word, percent, plural, span_of
+from handoff.report.words import count, number_word, percent, span_of
 
 from .chain import chain, story
 from .compare import Answer, Comparison, Outcome
@@ -99,7 +99,7 @@ def sentence(comparison: Comparison) -> list[str]:
         text += f", {_range('saved compute', saved, [f'{percent(part)} %' for part in saved])}"
     lines.append(text + ".")
     if found:
-        lines.append(_difference(comparison))
+        lines.append(found.words(comparison.prompt_tokens))
     return lines
 
 
@@ -114,23 +114,6 @@ def _range(noun: str, values: Sequence[float], texts: Sequence[str]) -> str:
     if low == high:
         return f"all {number} hits are {low}"
     return f"the {number} hits lie between {span_of(texts, low, high).replace(' to ', ' and ')}"
-
-
-def _difference(comparison: Comparison) -> str:
-    found = comparison.difference
-    assert found is not None
-    if found.position == comparison.prompt_tokens:
-        return f"All of it stands at the beginning of {found.other}."
-    text = f"First difference at position {count(found.position)}"
-    if found.before is not None and found.after is not None:
-        text += f" (token {count(found.before)} became {count(found.after)})"
-    elif found.before is None and found.after is not None:
-        text += f" (where {found.other} ends)"
-    text += "."
-    if found.again:
-        where = f"moved by {found.shift:+,}" if found.shift else "at the same positions"
-        text += f" {plural(found.again, 'later token')} are equal again, {where}."
-    return text.replace("-", "−") if found.shift < 0 else text
 
 
 def _name(entry: Entry) -> str:

@@ -1,0 +1,532 @@
+"""Public questions about prefix-cache hits as token-level cases: replayed and checked.
+
+One line is a case with its variants; each of them runs on a fresh engine of the frameworks it
+names. Numbers are compared exactly, reasons by name among the classes of a request's positions,
+and every number that an explanation must say is looked for in its text. What is not covered by the
+pinned rules is skipped and counted with its reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handoff.adapter import load
+from handoff.errors import BadInput, Unsupported
+from handoff.explain.chain import story
+from handoff.explain.prompts import Prompt, compare
+from handoff.ledger.attribution import Accountant, Label
+from handoff.ledger.entries import Entry
+from handoff.lines import read_objects
+from handoff.runner import run
+from handoff.types import Handoff, Step, StepResult
+from handoff.types.checks import StepChecker
+from handoff.workload.arrivals import Arrival
+from handoff.workload.scenario import RequestSpec, build_arrivals
+
+__all__ = ["FieldCase", "FieldOutcome", "Played", "cases_of", "check", "field_cases", "play"]
+
+REMARKS = frozenset(
+    {
+        "name",
+        "set",
+        "config",
+        "framework",
+        "requests",
+        "variants",
+        "status",
+        "explain",  # checked apart
+        "must_say",
+        "must_not",
+        "why",
+        "rule",
+        "remark",
+        "also",
+        "reported",
+    }
+)
+"""Keys of an expectation that hold no number to compare."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldCase:
+    """One run to make: a case or a variant of it on one framework."""
+
+    label: str
+    framework: str
+    config: Mapping[str, Any]
+    requests: Sequence[Mapping[str, Any]]
+    expected: Mapping[str, Any]
+    skip: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of a run: entries by request, and what only Steps tell."""
+
+    entries: Mapping[str, Entry]
+    again: Mapping[str, Entry]
+    handoffs: Mapping[str, Handoff]
+    chunks: Mapping[str, list[tuple[int, int]]]
+    first_step: Mapping[str, int]
+    passes: list[list[str]]
+    story: list[str]
+
+
+@dataclass(slots=True)
+class FieldOutcome:
+    """Counts; a case is a line of the file, a run is a case or variant on one framework."""
+
+    cases: int = 0
+    agree: int = 0
+    differ: int = 0
+    skipped: int = 0
+    requests: int = 0
+    fields: int = 0
+    runs: Counter[str] = field(default_factory=Counter)
+    skipped_reasons: Counter[str] = field(default_factory=Counter)
+    unchecked: Counter[str] = field(default_factory=Counter)
+    first_difference: dict[str, Any] | None = None
+    differences: list[dict[str, Any]] = field(default_factory=list)
+    judge: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The JSON form: that of recordings, and what a reader has to judge."""
+        return {
+            "adapter": "field_cases",
+            "cases": self.cases,
+            "agree": self.agree,
+            "differ": self.differ,
+            "skipped": self.skipped,
+            "requests": self.requests,
+            "fields": self.fields,
+            "followed": {},
+            "skipped_reasons": dict(sorted(self.skipped_reasons.items())),
+            "first_difference": self.first_difference,
+            "runs": dict(sorted(self.runs.items())),
+            "unchecked": dict(sorted(self.unchecked.items())),
+            "differences": self.differences,
+            "judge": self.judge,
+        }
+
+
+def field_cases(path: Path, *, adapters: Sequence[str] | None = None) -> FieldOutcome:
+    """Run every case of a file; only those of ``adapters`` if given."""
+    outcome = FieldOutcome()
+    for number, line in read_objects(path):
+        if "id" not in line or "requests" not in line:
+            raise BadInput("is no field case: it needs id and requests", file=path, line=number)
+        _one(outcome, path, number, line, adapters)
+    return outcome
+
+
+def _one(
+    outcome: FieldOutcome,
+    path: Path,
+    number: int,
+    line: Mapping[str, Any],
+    adapters: Sequence[str] | None,
+) -> None:
+    text: list[str] = []
+    counts: Counter[str] = Counter()
+    for case in cases_of(line):
+        if adapters is not None and case.framework not in adapters:
+            continue
+        try:
+            if case.skip is not None:
+                raise Unsupported(case.skip)
+            played = play(case)
+        except Unsupported as error:
+            counts["skipped"] += 1
+            outcome.skipped_reasons[str(error)] += 1
+            continue
+        text += played.story
+        found = list(check(case.expected, played, outcome))
+        counts["differ" if found else "agree"] += 1
+        outcome.requests += len(case.requests)
+        for where, expected, got in found:
+            _differs(outcome, path, number, case.label, where, expected, got)
+    said = line.get("expectation", {}).get("must_say", "")
+    if counts["agree"] or counts["differ"]:
+        for word in numbers_in(said):
+            outcome.fields += 1
+            if word not in numbers_in(" ".join(text)):
+                counts["unsaid"] += 1
+                _differs(outcome, path, number, line["id"], "must_say", word, "not in the text")
+        if said:
+            outcome.judge.append({"case": line["id"], "must_say": said, "text": text})
+    outcome.runs.update({kind: counts[kind] for kind in ("agree", "differ", "skipped")})
+    if counts["differ"] or counts["unsaid"]:
+        outcome.differ += 1
+    elif counts["agree"]:
+        outcome.agree += 1
+    elif counts["skipped"]:
+        outcome.skipped += 1
+    else:
+        return
+    outcome.cases += 1
+
+
+def _differs(
+    outcome: FieldOutcome,
+    path: Path,
+    number: int,
+    label: str,
+    where: str,
+    expected: Any,
+    got: Any,
+) -> None:
+    found = {
+        "file": str(path),
+        "line": number,
+        "case": label,
+        "path": where,
+        "expected": expected,
+        "got": got,
+    }
+    outcome.differences.append(found)
+    if outcome.first_difference is None:
+        outcome.first_difference = found
+
+
+# -- what to run -------------------------------------------------------------------------------
+
+
+def cases_of(line: Mapping[str, Any]) -> Iterator[FieldCase]:
+    """The runs of one line: the case itself, then its variants, each on its frameworks."""
+    expectation = line.get("expectation", {})
+    frameworks = line["framework"]
+    several = isinstance(frameworks, list)
+    for framework in frameworks if several else [frameworks]:
+        yield _case(line, framework, several, {}, expectation)
+    for variant in expectation.get("variants", ()):
+        chosen = variant.get("framework")
+        for framework in [chosen] if chosen else frameworks if several else [frameworks]:
+            yield _case(line, framework, several, variant, variant)
+
+
+def _case(
+    line: Mapping[str, Any],
+    framework: str,
+    several: bool,
+    variant: Mapping[str, Any],
+    expected: Mapping[str, Any],
+) -> FieldCase:
+    config = line["config"][framework] if several else line["config"]
+    if "config" in variant:
+        config = variant["config"]
+    config = {**config, **variant.get("set", {})}
+    config = {key: value for key, value in config.items() if value is not None or key in _NULLS}
+    requests = variant.get("requests", line["requests"])
+    if isinstance(requests, Mapping):
+        requests = requests[framework]
+    label = line["id"] + (f"/{variant['name']}" if variant else "")
+    status = variant.get("status", line["status"])
+    skip = f"not covered by the pinned rules: {label}" if status == "not_covered" else None
+    per_framework = several and not variant.get("framework")
+    return FieldCase(
+        f"{label}/{framework}" if several else label,
+        framework,
+        config,
+        requests,
+        {key: _of(value, framework, per_framework) for key, value in expected.items()},
+        skip,
+    )
+
+
+_NULLS = frozenset({"retention"})
+"""Configuration keys in which ``null`` is a value (dense retention), not "absent"."""
+
+
+def _of(value: Any, framework: str, several: bool) -> Any:
+    """The part of an expectation that is keyed by framework."""
+    if several and isinstance(value, Mapping) and framework in value:
+        return value[framework]
+    return value
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+class _Watch:
+    """A sink for what the ledger does not keep: chunks, passes, first steps."""
+
+    def __init__(self) -> None:
+        self.handoffs: dict[str, Handoff] = {}
+        self.chunks: dict[str, list[tuple[int, int]]] = {}
+        self.first_step: dict[str, int] = {}
+        self.passes: list[list[str]] = []
+        self._of_seq: dict[int, Handoff] = {}
+        self._iterations: list[int] = []
+
+    def step(self, step: Step) -> None:
+        if step.rows and step.iteration not in self._iterations[-1:]:
+            self._iterations.append(step.iteration)
+        for handoff in step.handoffs:
+            self._of_seq[handoff.seq] = handoff
+            self.handoffs.setdefault(handoff.request, handoff)
+            self.first_step.setdefault(handoff.request, len(self._iterations))
+        filling = []
+        for row in step.rows:
+            found = self._of_seq.get(row.seq)
+            if found is None or found.attempt or row.start >= found.prompt_tokens:
+                continue
+            length = min(row.stop, found.prompt_tokens) - row.start
+            self.chunks.setdefault(found.request, []).append((row.start, length))
+            filling.append(found.request)
+        if filling:
+            self.passes.append(filling)
+
+    def complete(self, result: StepResult) -> None:
+        """Nothing to keep."""
+
+
+def play(case: FieldCase) -> Played:
+    """Run one case on a fresh engine; ``Unsupported`` if the adapter leaves it out."""
+    adapter = load(case.framework)
+    recordings = adapter.recordings()
+    if recordings is None:
+        raise Unsupported(f"{adapter.title} reads no recorded configurations")
+    options = recordings.options(case.config)
+    engine = adapter.engine(options)
+    label = Label(
+        adapter.name,
+        adapter.name,
+        adapter.title,
+        adapter.upstream,
+        adapter.evidence,
+        case.label,
+        adapter.describe(options),
+        rules=getattr(adapter, "rules", {}),
+    )
+    accountant = Accountant(engine.layout, label)
+    watch = _Watch()
+    arrivals = _arrivals(case)
+    run(
+        engine,
+        arrivals,
+        sinks=(StepChecker(engine.layout), accountant, watch),
+        acceptance=0.0,
+        on_submit=accountant.submit,
+        on_refused=accountant.refused,
+    )
+    entries = accountant.finish()
+    return Played(
+        entries={entry.request: entry for entry in entries if entry.attempt == 0},
+        again={entry.request: entry for entry in reversed(entries) if entry.attempt == 1},
+        handoffs=watch.handoffs,
+        chunks=watch.chunks,
+        first_step=watch.first_step,
+        passes=watch.passes,
+        story=[
+            *(line for entry in entries for line in story(entry)),
+            *_differences(arrivals),
+            *_sums(entries),
+        ],
+    )
+
+
+def _differences(arrivals: Sequence[Arrival]) -> list[str]:
+    """Where each prompt leaves the earlier one it shares most with."""
+    prompts = [Prompt(a.id, a.request.prompt) for a in arrivals if a.request is not None]
+    found = [(p, compare(prompts[: at + 1])) for at, p in enumerate(prompts)]
+    return [
+        f"{prompt.name} against {each.other}: {each.words(len(prompt.tokens))}"
+        for prompt, each in found
+        if each is not None and each.position
+    ]
+
+
+def _sums(entries: Sequence[Entry]) -> list[str]:
+    """The run in one sentence per reason."""
+    total: Counter[str] = Counter()
+    for entry in entries:
+        if entry.attempt == 0:
+            total.update(entry.lost)
+    return [
+        f"In the whole run {reason} costs {tokens:,} tokens." for reason, tokens in total.items()
+    ]
+
+
+def _arrivals(case: FieldCase) -> list[Arrival]:
+    specs = []
+    for raw in case.requests:
+        values = {key: value for key, value in raw.items() if key in RequestSpec.model_fields}
+        options = dict(raw.get("options", {}))
+        if not raw.get("spans"):
+            values["action"] = options.pop("action")
+            values.pop("spans", None)
+        else:
+            options |= case.config.get("per_request", {})
+        specs.append(RequestSpec(**{**values, "options": options}))
+    arrivals = build_arrivals(tuple(specs))
+    if case.config.get("stop") != "eos":
+        return arrivals
+    for arrival in arrivals:  # answers end by a stop token: the last one scripted
+        request = arrival.request
+        if request is not None and request.outputs:
+            assert isinstance(request.options, dict)
+            request.options["stop_token_ids"] = [request.outputs[-1]]
+    return arrivals
+
+
+# -- checking ----------------------------------------------------------------------------------
+
+Difference = tuple[str, Any, Any]
+
+
+def check(
+    expected: Mapping[str, Any], played: Played, outcome: FieldOutcome | None = None
+) -> Iterator[Difference]:
+    """Every place where a run is not what is expected; counts fields in ``outcome``."""
+    for key, wanted in expected.items():
+        if key in REMARKS:
+            continue
+        if key in _TOTALS:
+            found = _TOTALS[key](played)
+            if outcome is not None:
+                outcome.fields += 1
+            if found != wanted:
+                yield key, wanted, found
+        elif key in _BY_REQUEST and isinstance(wanted, Mapping):
+            for request, value in wanted.items():
+                got = _BY_REQUEST[key](played, request)
+                if outcome is not None:
+                    outcome.fields += 1
+                if not _fits(value, got):
+                    yield f"{key}.{request}", value, got
+        elif outcome is not None:
+            outcome.unchecked[key] += 1
+    for request, reasons in expected.get("explain", {}).items():
+        if outcome is not None:
+            outcome.fields += max(1, len(reasons))
+        yield from _reasons(request, reasons, played)
+
+
+def _reasons(request: str, reasons: Sequence[str], played: Played) -> Iterator[Difference]:
+    entry = played.entries.get(request)
+    kinds = {} if entry is None else {**entry.lost, "moved": entry.moved}
+    kinds = {kind: tokens for kind, tokens in kinds.items() if tokens}
+    served = entry is not None and bool(entry.runs)
+    if not reasons and (set(kinds) - {"moved"} or not served):
+        yield f"explain.{request}", [], kinds
+    for reason in reasons:
+        if not set(reason.split("|")) & set(kinds):
+            yield f"explain.{request}", reason, kinds
+
+
+def _fits(wanted: Any, got: Any) -> bool:
+    """Equal; a pair of integers is a closed interval where one number is checked."""
+    if isinstance(wanted, list) and len(wanted) == 2 and isinstance(got, int):
+        return bool(wanted[0] <= got <= wanted[1])
+    if isinstance(wanted, list) and isinstance(got, list):
+        if wanted and isinstance(wanted[0], int) and got and isinstance(got[0], list):
+            return wanted == [length for _, length in got]
+        return wanted == got
+    return bool(wanted == got)
+
+
+def _entry(read: Callable[[Entry], Any]) -> Callable[[Played, str], Any]:
+    def found(played: Played, request: str) -> Any:
+        entry = played.entries.get(request)
+        if entry is None or entry.status.startswith("refused"):
+            return None  # no number of a request that was never served agrees with anything
+        return read(entry)
+
+    return found
+
+
+def _groups(played: Played, request: str) -> Any:
+    """Tokens that each group matched: by its name, its window, or the length limit's digits."""
+    handoff = played.handoffs.get(request)
+    if handoff is None:
+        return None
+    return _Groups({answer.group: answer.matched for answer in handoff.groups})
+
+
+class _Groups(dict[str, int]):
+    """Equal to an expectation that names groups by type or window."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        for key, tokens in other.items():
+            fitting = [
+                name for name in self if key in re.split(r"[^0-9a-zA-Z]+|(?<=\D)(?=\d)", name)
+            ]
+            if len(fitting) != 1 or self[fitting[0]] != tokens:
+                return False
+        return True
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+
+def _external(played: Played, request: str) -> int | None:
+    handoff = played.handoffs.get(request)
+    return None if handoff is None else sum(handoff.external_tokens.values())
+
+
+def _local(played: Played, request: str) -> int | None:
+    handoff = played.handoffs.get(request)
+    external = _external(played, request)
+    return None if handoff is None or external is None else handoff.hit_tokens - external
+
+
+def _copies(played: Played, request: str) -> int | None:
+    handoff = played.handoffs.get(request)
+    return None if handoff is None else sum(len(answer.copied) for answer in handoff.groups)
+
+
+def _charged(played: Played, request: str) -> int | None:
+    handoff = played.handoffs.get(request)
+    if handoff is None or handoff.estimate_tokens is None:
+        return None
+    return handoff.known_tokens - handoff.estimate_tokens
+
+
+def _chunks(played: Played, request: str) -> list[list[int]]:
+    return [list(chunk) for chunk in played.chunks.get(request, ())]
+
+
+_BY_REQUEST: dict[str, Callable[[Played, str], Any]] = {
+    "hit": _entry(lambda entry: entry.hit_tokens),
+    "start": _entry(lambda entry: entry.start),
+    "compute": _entry(lambda entry: entry.computed_tokens),
+    "saved": _entry(lambda entry: entry.prompt_tokens - entry.computed_tokens),
+    "moved": _entry(lambda entry: entry.moved),
+    "estimate": _entry(lambda entry: entry.estimate_tokens),
+    "group_hits": _groups,
+    "hit_local": _local,
+    "hit_external": _external,
+    "copies": _copies,
+    "charged": _charged,
+    "chunks": _chunks,
+    "step": lambda played, request: played.first_step.get(request),
+    "readmission": lambda played, request: (
+        played.again[request].hit_tokens if request in played.again else None
+    ),
+}
+
+_TOTALS: dict[str, Callable[[Played], Any]] = {
+    "passes": lambda played: played.passes,
+    "compute_total": lambda played: sum(e.computed_tokens for e in played.entries.values()),
+}
+
+_NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?=(?:th|st|nd|rd)?(?![\w]))")
+
+
+def numbers_in(text: str) -> list[str]:
+    """The numbers of a text without separators, each once; names like ``r4`` hold none.
+
+    >>> numbers_in("r4: 1,024 of the 128th, 1,024 again")
+    ['1024', '128']
+    """
+    found = [match.group().rstrip(",").replace(",", "") for match in _NUMBER.finditer(text)]
+    return list(dict.fromkeys(found))
