@@ -63,9 +63,11 @@ class KVCache:
         empty.discarded = hit.tokens
         return empty
 
-    def measure(self, state: RequestState) -> Measure | None:
+    def measure(self, state: RequestState, hit: Hit) -> Measure | None:
         """What the index holds for a request before any rule; ``None`` with caching off."""
-        return self.coordinator.measure(state.keys, state.known) if self.caching else None
+        if not self.caching:
+            return None
+        return self.coordinator.measure(state.keys, state.known, hit.tokens)
 
     # -- allocation -------------------------------------------------------------------------
 
@@ -106,7 +108,7 @@ class KVCache:
         if hit is not None and self._hits_this_step(hit):
             return False
         if hit is not None and state.seq < 0:
-            state.measure = self.measure(state)
+            state.measure = self.measure(state, hit)
             self._open(state)
         if hit is not None and (hit.tokens or external):
             self._take_hits(state, hit, total, external)
@@ -160,11 +162,9 @@ class KVCache:
         skip = group.skipped(total) // group.block_size
         blocks = hit.blocks[group.index]
         fresh = max(required - max(skip, len(blocks) + held), 0)
-        is_idle = self.pool.is_idle
         kept = blocks[max(0, skip - held) :]
-        idle = sum(1 for block in kept if block != NULL_BLOCK and is_idle(block))
         inside = bool(kept) and hit.tokens % group.block_size > 0
-        return fresh + idle + inside
+        return fresh + self.pool.num_idle(kept) + inside
 
     def _admission_cap(self, group: GroupSpec) -> int:
         """Most blocks a window group ever holds at once for one request (RULES 6.3)."""
@@ -183,6 +183,7 @@ class KVCache:
             skip = group.skipped(total) // group.block_size
             kept = hit.blocks[group.index][skip:]
             self.pool.touch(kept)
+            state.num_shared += len(kept) - kept.count(NULL_BLOCK)
             table = state.tables[group.index]
             table.extend([NULL_BLOCK] * skip)
             table.extend(kept)
@@ -335,21 +336,17 @@ class KVCache:
         table = state.tables[group.index]
         mask = retained(group, self.sizes, self.options.prefix_cache_retention_interval, state)
         insert = self.pool.insert
-        column = first
         keyed: list[int] = []
+        column = first
         for run in state.keys.runs(group.index, size, first, stop):
             for key in run:
                 block = table[column]
-                if (
-                    block != NULL_BLOCK
-                    and (mask is keep_all or mask(column))
-                    and insert(key, block)
-                ):
+                column += 1
+                if block != NULL_BLOCK and mask(column - 1) and insert(key, block):
                     keyed.append(block)
                 elif keyed:
-                    self.tell_insert(state, group, keyed, column * size)
+                    self.tell_insert(state, group, keyed, (column - 1) * size)
                     keyed = []
-                column += 1
         if keyed:
             self.tell_insert(state, group, keyed, stop * size)
 

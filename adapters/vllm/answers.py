@@ -16,7 +16,6 @@ from handoff.types import (
 )
 
 from .coordinator import Hit, Measure
-from .pool import NULL_BLOCK
 from .sizes import GroupSpec, Sizes, floor_to
 from .state import RequestState
 
@@ -81,12 +80,6 @@ def answer(cache: KVCache, row: Scheduled) -> Handoff:
     raw, lost = deductions(
         sizes, state.measure, hit, state.known, state.served, state.skip_reading
     )
-    held = sum(
-        1
-        for blocks, table in zip(hit.blocks, state.tables)
-        for block, column in zip(blocks, table)
-        if block == column != NULL_BLOCK
-    )
     return Handoff(
         seq=row.seq,
         request=state.id,
@@ -101,7 +94,7 @@ def answer(cache: KVCache, row: Scheduled) -> Handoff:
         external_tokens={"connector": state.external} if state.external else {},
         unit=sizes.alignment,
         matcher=MATCHER,
-        references=f"{held} hit blocks held in place" if held else "none",
+        references=f"{state.num_shared} hit blocks held in place" if state.num_shared else "none",
         spans=spans(sizes, state, row.start),
     )
 
@@ -145,7 +138,7 @@ def probe(cache: KVCache, request: Request) -> Match:
     hit = cache.find(state)
     if 0 < hit.tokens <= cache.sizes.replay:
         hit = cache.give_up(hit)
-    measure = cache.measure(state)
+    measure = cache.measure(state, hit)
     raw, lost = deductions(
         cache.sizes, measure, hit, state.known, hit.tokens, state.skip_reading
     )

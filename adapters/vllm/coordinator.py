@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .finders import FINDERS, Found, Lookup, SpecSet, spec_sets
+from .finders import FINDERS, Found, Lookup, SpecSet, reach_full, spec_sets
 from .keys import PrefixKeys
 from .pool import BlockPool
 from .sizes import Sizes, cdiv, floor_to
@@ -63,14 +63,17 @@ class Coordinator:
             return self._unitary(look, known - 1)
         return self._hybrid(look, known)
 
-    def measure(self, keys: PrefixKeys, known: int) -> Measure:
-        """What the groups could serve alone; changes nothing."""
+    def measure(self, keys: PrefixKeys, known: int, hit: int) -> Measure:
+        """What the groups could serve alone, if together they serve ``hit``; changes nothing."""
         matched = [0] * len(self._sizes.groups)
         best, leading = 0, self._sets[0]
         for wanted in self._sets:
             size = wanted.spec.block_size
             look = self._look(keys, known, self._sizes.hash_block if self._fine(size) else size)
-            tokens = _find(look, wanted, look.hashed, False).tokens
+            if wanted.spec.is_full:
+                tokens = reach_full(look, wanted, hit)
+            else:
+                tokens = _find(look, wanted, look.hashed, False).tokens
             for member in wanted.members:
                 matched[member] = tokens
             if tokens > best:

@@ -145,6 +145,25 @@ class VllmEngine:
         replayed = spans(self.sizes, state, row.start) if row.start < state.served else None
         return Row(row.seq, row.start, tokens, len(row.drafts), emits, replayed, states)
 
+    def serve_alone(self, request: Request) -> Handoff:
+        """Look a request up, allocate its whole prompt and free it again; the cache half alone.
+
+        What a trace replay without a scheduler does: one request after the other, no outputs.
+        """
+        cache = self.cache
+        state = RequestState(request, cache.keys.keys(request), 0, len(self.sizes.groups))
+        hit = cache.find(state)
+        state.hit, state.served = hit, hit.tokens
+        row = Scheduled(state, hit.tokens, state.known - hit.tokens, (), True, hit)
+        if not cache.allocate(state, row.tokens, hit=hit):
+            raise Refused(f"{request.id}: {state.known:,} tokens do not fit the pool")
+        cache.end_of_schedule()
+        state.computed, row.seq = state.known, state.seq
+        step = self._emit(Batch([row]))
+        self._in_flight.pop()
+        cache.free(state)
+        return step.handoffs[0]
+
     # -- results ----------------------------------------------------------------------------
 
     def complete(self, result: StepResult, now: float) -> None:

@@ -151,7 +151,7 @@ def needed(
     missing = columns + group.spec_blocks - held
     most = 1 + point + (0 if mark.allocated else group.spec_blocks)
     fresh = min(max(missing, 0), most) + copy
-    return fresh + sum(1 for b in blocks if b != NULL_BLOCK and cache.pool.is_idle(b))
+    return fresh + cache.pool.num_idle(blocks)
 
 
 def _hits_inside(group: GroupSpec, hit: Hit | None) -> bool:

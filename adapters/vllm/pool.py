@@ -52,10 +52,10 @@ class BlockPool:
         ids = self.queue.pop_front_many(count)
         self.holders.take_many(ids)
         primary = self.primary
-        for block in ids:
-            if primary[block]:
-                self.forget(block)
-                self.evicted.append(block)
+        evicted = [block for block in ids if primary[block]]
+        for block in evicted:
+            self.forget(block)
+        self.evicted += evicted
         return ids
 
     def touch(self, ids: Iterable[int]) -> None:
@@ -80,9 +80,10 @@ class BlockPool:
             self.queue.push_front_many([block for block in idle if not primary[block]])
         self.queue.push_back_many(keyed)
 
-    def is_idle(self, block: int) -> bool:
-        """Whether nobody holds the block."""
-        return not self.holders.counts[block]
+    def num_idle(self, ids: Sequence[int]) -> int:
+        """How many of the blocks nobody holds (null blocks do not count)."""
+        counts = self.holders.counts
+        return [counts[block] for block in ids].count(0) - ids.count(NULL_BLOCK)
 
     # -- keys -------------------------------------------------------------------------------
 
@@ -100,13 +101,14 @@ class BlockPool:
         old = self.primary[block]
         if not old:
             self.primary[block] = key
-        elif key == old or key in self.extra.get(block, ()):
+            self._register(key, block)
+            return True
+        if key == old or key in self.extra.get(block, ()):
             return False
-        elif prefix_length(old) < prefix_length(key):
+        if prefix_length(old) < prefix_length(key):
             self.forget(block)
-            self.primary[block] = key
-        else:
-            self.extra.setdefault(block, []).append(key)
+            return self.insert(key, block)
+        self.extra.setdefault(block, []).append(key)
         self._register(key, block)
         return True
 
@@ -117,10 +119,14 @@ class BlockPool:
 
     def forget(self, block: int) -> None:
         """Remove all keys of a block."""
-        for key in self.keys_of(block):
-            self._unregister(key, block)
+        first = self.primary[block]
+        if not first:
+            return
         self.primary[block] = 0
-        self.extra.pop(block, None)
+        self._unregister(first, block)
+        if self.extra:
+            for key in self.extra.pop(block, ()):
+                self._unregister(key, block)
 
     def reset(self) -> bool:
         """Remove all keys; False, and nothing happens, while any block is held (RULES 13)."""
@@ -136,19 +142,15 @@ class BlockPool:
         return sum(1 for key in self.primary if key)
 
     def _register(self, key: int, block: int) -> None:
-        present = self.index.get(key)
-        if present is None:
-            self.index[key] = block
-        elif type(present) is int:
-            self.index[key] = [present, block]
-        else:
-            present.append(block)  # type: ignore[union-attr]
+        present = self.index.setdefault(key, block)
+        if present != block:  # a duplicate: kept behind those inserted before
+            if type(present) is int:
+                self.index[key] = [present, block]
+            else:
+                present.append(block)  # type: ignore[union-attr]
 
     def _unregister(self, key: int, block: int) -> None:
-        present = self.index[key]
-        if type(present) is int:
-            del self.index[key]
-            return
-        present.remove(block)  # type: ignore[union-attr]
-        if len(present) == 1:  # type: ignore[arg-type]
-            self.index[key] = present[0]  # type: ignore[index]
+        present = self.index.pop(key)
+        if present != block:
+            present.remove(block)  # type: ignore[union-attr]
+            self.index[key] = present if len(present) > 1 else present[0]  # type: ignore[arg-type,index]

@@ -41,6 +41,7 @@ class RequestState:
         "known",
         "mamba",
         "mid_prefill",
+        "num_shared",
         "order",
         "placeholders",
         "priority",
@@ -92,6 +93,7 @@ class RequestState:
         self.cached = [0] * num_groups
         self.hit: Hit | None = None
         self.measure: Measure | None = None
+        self.num_shared = 0  # hit blocks held in place
         self.external = 0
         self.served = 0  # tokens of the hit, external ones included
         self.saves: dict[str, dict[int, int]] = {}  # Mamba group -> position -> state block

@@ -7,12 +7,12 @@ changes nothing. (single_type_kv_cache_manager.py)
 from __future__ import annotations
 
 from .base import Found, Lookup, SpecSet, spec_sets
-from .full import find_full
+from .full import find_full, reach_full
 from .local import find_local
 from .mamba import find_mamba
 from .window import find_window
 
-__all__ = ["FINDERS", "Found", "Lookup", "SpecSet", "spec_sets"]
+__all__ = ["FINDERS", "Found", "Lookup", "SpecSet", "reach_full", "spec_sets"]
 
 FINDERS = {
     "full": find_full,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..sizes import cdiv, floor_to
 from .base import Found, Lookup, SpecSet
 
-__all__ = ["find_full"]
+__all__ = ["find_full", "reach_full"]
 
 
 def find_full(look: Lookup, wanted: SpecSet, limit: int, drop: bool) -> Found:
@@ -34,6 +34,17 @@ def find_full(look: Lookup, wanted: SpecSet, limit: int, drop: bool) -> Found:
             found.append(tail[index])
         del found[columns:]
     return Found(tuple(blocks), tokens)
+
+
+def reach_full(look: Lookup, wanted: SpecSet, tokens: int) -> int:
+    """How many tokens the cached run reaches that is known to hold the first ``tokens``."""
+    size = wanted.spec.block_size
+    tokens = floor_to(tokens, size)
+    while tokens + size <= look.hashed and look.at(wanted, tokens + size) is not None:
+        tokens += size
+    if look.unit < size:
+        return _tail(look, wanted, tokens, look.hashed)[1]
+    return tokens
 
 
 def _leading_run(look: Lookup, group: int, size: int, count: int) -> list[int]:
