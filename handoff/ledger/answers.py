@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handoff.types import NULL, GroupAnswer, Handoff
@@ -13,13 +13,17 @@ MAX_RUNS = 8
 """Runs of consecutive block ids kept of a table; the rest is only counted."""
 
 
-def answers(handoff: Handoff) -> dict[str, Any]:
-    """Who matches, references, tables, positions, write bounds and copies, JSON-ready."""
+def answers(handoff: Handoff, block_sizes: Mapping[str, int] | None = None) -> dict[str, Any]:
+    """Who matches, references, tables, positions, write bounds and copies, JSON-ready.
+
+    ``block_sizes`` (tokens a block by group) let a reader turn columns into positions.
+    """
+    sizes = block_sizes or {}
     out: dict[str, Any] = {
         "matcher": handoff.matcher,
         "references": handoff.references,
         "start": handoff.start,
-        "groups": [_group(answer) for answer in handoff.groups],
+        "groups": [_group(answer, sizes.get(answer.group)) for answer in handoff.groups],
     }
     if handoff.external_tokens:
         out["external"] = dict(handoff.external_tokens)
@@ -30,7 +34,7 @@ def answers(handoff: Handoff) -> dict[str, Any]:
     return out
 
 
-def _group(answer: GroupAnswer) -> dict[str, Any]:
+def _group(answer: GroupAnswer, block_size: int | None) -> dict[str, Any]:
     runs, left = table_runs(answer.table)
     out: dict[str, Any] = {
         "group": answer.group,
@@ -41,6 +45,8 @@ def _group(answer: GroupAnswer) -> dict[str, Any]:
         "write": answer.write,
         "visible": answer.visible,
     }
+    if block_size is not None:
+        out["block_size"] = block_size
     if left:
         out["more_columns"] = left
     if answer.copied:

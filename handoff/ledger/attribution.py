@@ -340,7 +340,7 @@ class Accountant:
             queue_s=admission.queue_s,
             lanes=lanes(handoff, runs, self._stages, self._groups),
             deductions=(*outside(handoff, runs, self._label.rules), *handoff.deductions),
-            answers=answers(handoff),
+            answers=answers(handoff, {group.name: group.block_size for group in self._groups}),
             unsound=handoff.unsound,
             counters=dict(self._counters(handoff)) if self._counters else {},
             status="aborted" if dropped else "done",

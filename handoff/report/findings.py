@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pandas as pd
+
 from .info import RunInfo, ScenarioInfo
 from .strip import Strip, StripRow
 from .totals import Total
@@ -19,9 +21,11 @@ __all__ = [
     "gap",
     "lanes_note",
     "planted",
+    "pool_title",
     "pools",
     "ratio_title",
     "refusals",
+    "staircase_title",
     "strip_title",
     "tags",
     "truth",
@@ -243,3 +247,24 @@ def ratio_title(rows: Sequence[Total], below: int, above: int) -> str:
     if below or above:
         return f"{head}; {plural(below or above, 'mark')} {'below' if below else 'above'} the band"
     return f"{head}; every request lies in the band"
+
+
+def pool_title(points: pd.DataFrame, pool_tokens: int | None, ceiling: float | None) -> str:
+    """What a larger pool brings: from this run's pool (else the smallest) to the largest."""
+    sizes = sorted({int(size) for size in points["pool_tokens"]})
+    here = pool_tokens if pool_tokens in sizes[:-1] else sizes[0]
+    best = points.groupby("pool_tokens")["hit_ratio"].max()
+    first, last = percent(float(best.loc[here])), percent(float(best.loc[sizes[-1]]))
+    times = sizes[-1] / here
+    factor = f"{times:,.0f}" if times >= 2 else f"{times:.1f}"
+    text = f"{factor} times the pool: {first} to {last} % hits"
+    return text if ceiling is None else f"{text}; the ceiling is {percent(ceiling)} %"
+
+
+def staircase_title(smallest: Sequence[int | None]) -> str:
+    """``The smallest prompt that can hit has 2 to 65 tokens``."""
+    known = sorted(number for number in smallest if number is not None)
+    if not known:
+        return "No prompt of these lengths can hit"
+    text = f"The smallest prompt that can hit has {_counts(known)} tokens"
+    return text if len(known) == len(smallest) else f"{text}; some rows cannot hit at all"

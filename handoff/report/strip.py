@@ -6,7 +6,8 @@ than 40. The same record feeds the terminal, the page's SVG and the figures.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -27,6 +28,7 @@ __all__ = [
     "clip",
     "lens",
     "median_request",
+    "scale",
     "strip",
 ]
 
@@ -34,6 +36,8 @@ CELLS = 120
 """Up to this many tokens a strip draws one cell a position."""
 MAX_RUNS = 300
 """Longer rows are binned to columns in which any loss wins."""
+LEAST = 0.6
+"""Least width of a run in percent of a strip (3 px of 500)."""
 _LENS_GOOD, _LENS_LIMIT = 0.35, 0.6
 """An enlargement of more than this part of the prompt shows nothing new and is left out;
 one of less than the first part is good enough to keep the coarsest blocks."""
@@ -207,6 +211,26 @@ def at_most(runs: Sequence[Run], limit: int = MAX_RUNS) -> list[Run]:
         start = merged.pop().start if merged and merged[-1].name == name else a
         merged.append(Run(name, start, b))
     return merged
+
+
+def scale(runs: Sequence[Run], least: float = LEAST) -> Callable[[int], float]:
+    """Position -> percent of the width; no run is narrower than ``least``, the longest pays."""
+    tokens = runs[-1].stop - runs[0].start
+    least = min(least, 50 / len(runs))
+    wide = [max(least, 100 * each.tokens / tokens) for each in runs]
+    longest = max(range(len(wide)), key=wide.__getitem__)
+    wide[longest] -= sum(wide) - 100
+    edges = [0.0]
+    for width in wide:
+        edges.append(edges[-1] + width)
+    starts = [each.start for each in runs]
+
+    def place(position: int) -> float:
+        at = max(0, min(bisect_right(starts, position) - 1, len(runs) - 1))
+        part = (position - runs[at].start) / runs[at].tokens
+        return edges[at] + wide[at] * min(max(part, 0.0), 1.0)
+
+    return place
 
 
 def cells(runs: Sequence[Run], width: int) -> list[str]:

@@ -6,13 +6,12 @@ scale. Fills are CSS classes (``k-`` and the class of tokens); patterns are defi
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
 from markupsafe import Markup, escape
 
 from .palette import CLASSES, FLAGS, THEMES, TokenClass, dark_ink
-from .strip import CELLS, Run, Strip, StripRow, at_most, clip
+from .strip import CELLS, Run, Strip, StripRow, at_most, clip, scale
 from .totals import Fall, Total
 from .words import count, percent
 
@@ -27,8 +26,6 @@ __all__ = [
     "swatch",
 ]
 
-_LEAST = 0.6
-"""Least width of a run in percent of the strip (3 px of 500)."""
 _TICKS = 40
 _STROKES = {
     "///": "M0 6 6 0",
@@ -79,26 +76,6 @@ def swatch(name: str) -> Markup:
         f'<svg class="swatch" aria-hidden="true"><rect class="k-{name}" x="1" y="1" width="14"'
         ' height="10"/></svg>'
     )
-
-
-def scale(runs: Sequence[Run], least: float = _LEAST) -> Callable[[int], float]:
-    """Position -> percent of the width; no run is narrower than ``least``, the longest pays."""
-    tokens = runs[-1].stop - runs[0].start
-    least = min(least, 50 / len(runs))
-    wide = [max(least, 100 * each.tokens / tokens) for each in runs]
-    longest = max(range(len(wide)), key=wide.__getitem__)
-    wide[longest] -= sum(wide) - 100
-    edges = [0.0]
-    for width in wide:
-        edges.append(edges[-1] + width)
-    starts = [each.start for each in runs]
-
-    def place(position: int) -> float:
-        at = max(0, min(bisect_right(starts, position) - 1, len(runs) - 1))
-        part = (position - runs[at].start) / runs[at].tokens
-        return edges[at] + wide[at] * min(max(part, 0.0), 1.0)
-
-    return place
 
 
 def strip_svg(one: Strip, row: StripRow, window: tuple[int, int] | None = None) -> Markup:

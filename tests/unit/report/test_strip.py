@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handoff.report.palette import CLASSES
-from handoff.report.strip import Run, at_most, cells, clip, lens, median_request, strip
-from handoff.report.svg import scale
+from handoff.report.strip import Run, at_most, cells, clip, lens, median_request, scale, strip
 
 from . import ledgers
 
