@@ -147,7 +147,7 @@ def test_replay_is_tainted_and_its_error_measured() -> None:
         Open(1, "r1", again),
         Bind(1, "full", 0, (0, 1, 2, 3, 4), False),
         Bind(1, "full", 5, (20, 21), True),
-        Bind(1, "window", 3, (20, 21, 22), True),
+        Bind(1, "window", 3, (20, 21, 22, 23), True),
         handoff(1, 24, 20, 14),
         replay_row(again),
     )
