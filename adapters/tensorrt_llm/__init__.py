@@ -45,6 +45,10 @@ class _Adapter:
             "overlap scheduler": "its extra step is not in the recordings",
         }
     )
+    rules: Mapping[str, str] = MappingProxyType(
+        {"isolation": "2", "disabled": "1", "not_stored": "11b", "evicted": "6"}
+    )
+    """Sections of the rule book for losses that the ledger finds itself."""
     options: type[BaseOptions] = Options
 
     def engine(self, options: BaseOptions) -> Engine:

@@ -149,7 +149,9 @@ class Engine:
 
     def complete(self, result: StepResult, now: float) -> None:
         """Moves prompts and outputs on, stores context blocks, releases what is finished."""
-        assert self._in_flight and result.number == self._number - 1
+        if not self._in_flight:
+            return  # a drained Step has no rows
+        assert result.number == self._number - 1
         self.manager.set_now(now * 1000)
         self._in_flight = False
         active = {id(request) for request in self.active}
