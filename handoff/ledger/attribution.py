@@ -305,6 +305,7 @@ class Accountant:
         handoff = admission.handoff
         length = handoff.prompt_tokens
         runs = classify(handoff, admission.shared, length, inserts=self._seen.inserts)
+        borders = outside(handoff, runs, self._label.rules)
         cold_flops, cold_ttft = 0, None
         if self._costs is not None:
             cold_flops = self._costs.cold(length, handoff.cold).flops
@@ -316,7 +317,9 @@ class Accountant:
             prompt_tokens=length,
             known_tokens=handoff.known_tokens,
             shared_tokens=max(
-                min(admission.shared.computed, length), min(handoff.raw_tokens, length)
+                min(max(admission.shared.computed, handoff.raw_tokens), length),
+                *(each.stop for each in borders),
+                0,
             ),
             raw_tokens=handoff.raw_tokens,
             hit_tokens=handoff.hit_tokens,
@@ -339,7 +342,7 @@ class Accountant:
             cold_ttft_s=cold_ttft,
             queue_s=admission.queue_s,
             lanes=lanes(handoff, runs, self._stages, self._groups),
-            deductions=(*outside(handoff, runs, self._label.rules), *handoff.deductions),
+            deductions=(*borders, *handoff.deductions),
             answers=answers(handoff, {group.name: group.block_size for group in self._groups}),
             unsound=handoff.unsound,
             counters=dict(self._counters(handoff)) if self._counters else {},
