@@ -91,14 +91,16 @@ class Adder:
     def _clip(self, tokens: int) -> int:
         return min(tokens, self._options.clip_max_new_tokens_estimation)
 
-    def state(self) -> Verdict:
-        """Whether another candidate may be looked at."""
-        spent = self.total_left <= 0 or self._current_left <= 0
-        if spent or (self._cache.windows is not None and self._window_left <= 0):
+    @property
+    def spent(self) -> bool:
+        """Whether the batch has its tokens."""
+        return self._input_left <= 0 or (self._chunk_left is not None and self._chunk_left <= 0)
+
+    def _state(self) -> Verdict:
+        full = self.total_left <= 0 or self._current_left <= 0
+        if full or (self._cache.windows is not None and self._window_left <= 0):
             return Verdict.NO_TOKEN
-        if self._input_left <= 0 or (self._chunk_left is not None and self._chunk_left <= 0):
-            return Verdict.OTHER
-        return Verdict.CONTINUE
+        return Verdict.OTHER if self.spent else Verdict.CONTINUE
 
     def _charge(self, extend: int, new: int) -> None:
         """Reserve one admitted row: whole pages plus one page (rule 4)."""
@@ -158,7 +160,7 @@ class Adder:
         if not whole:
             self.chunked = req
         self._charge(length, self._clip(req.max_new) if whole else 0)
-        return self.state()
+        return self._state()
 
     def _admit(self, req: Req, start: int, length: int) -> None:
         req.start, req.stop = start, start + length

@@ -111,19 +111,23 @@ class PrefixCache:
     def match(self, req: Req, *, last_token: bool = True) -> Found:
         """Look up the request's text; splits and refreshes as upstream does (rules 2.3 to 2.5)."""
         root = self.tree.root
-        known = req.known
-        limit = self.key_limit(req, known, last_token=last_token)
         if self.disabled:
             return Found(root, 0, 0, 0, root)
-        path, raw = self.tree.walk(req.seq, max(known - self.tree.pair, 0), req.namespace)
-        units = self.tree.floor(min(raw, max(limit - self.tree.pair, 0)))
-        found = self._accept(self._cut(path, units), raw + self.tree.pair if raw else 0)
+        limit = self.key_limit(req, req.known, last_token=last_token)
+        found = self._find(req, limit)
         if self.states is not None and last_token and found.hit and req.state is None:
             mark = self.lock(found.end)
             self._take_state(req)
             self.unlock(found.end, mark)
         self.journal.match(req, limit, found)
         return found
+
+    def _find(self, req: Req, limit: int) -> Found:
+        """Match the first ``limit`` tokens; the walk goes on to tell how much is stored at all."""
+        pair = self.tree.pair
+        path, raw = self.tree.walk(req.seq, max(req.known - pair, 0), req.namespace)
+        units = self.tree.floor(min(raw, max(limit - pair, 0)))
+        return self._accept(self._cut(path, units), raw + pair if raw else 0)
 
     def _cut(self, path: list[Node], units: int) -> list[Node]:
         """The part of ``path`` below ``units``, split there if it ends inside a node."""
@@ -154,9 +158,9 @@ class PrefixCache:
 
     def touch(self, req: Req) -> None:
         """Keep a waiting request's prefix recent (rule 6): a match of its whole text."""
-        path, raw = self.tree.walk(req.seq, max(req.known - self.tree.pair, 0), req.namespace)
-        self._accept(self._cut(path, self.tree.floor(raw)), raw)
-        self.journal.touch(req, req.known)
+        limit = self.key_limit(req, req.known, last_token=False)
+        self._find(req, limit)
+        self.journal.touch(req, limit)
 
     def rematch(self, req: Req, end: Node) -> None:
         """The match of its own key that follows an insert into the pure-SWA tree (rule 3)."""
@@ -356,7 +360,7 @@ class PrefixCache:
             if self.windows is not None:
                 row.clear(first, last)
             self._cut_table(req, SWA, first, last)
-        req.window_freed = max(req.window_freed, threshold)
+        req.window_freed = max(start, threshold)
 
     # -- checkpoint and release -----------------------------------------------------------------
 

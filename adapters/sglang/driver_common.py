@@ -11,7 +11,7 @@ from handoff.types import Request
 
 from .cache import Found
 from .journal import Evicted, Journal
-from .replay import Bench, gone, options_of, run_lengths
+from .replay import Bench, gone, run_lengths
 from .req import Req
 from .slots import Blocks
 
@@ -109,7 +109,7 @@ def replay_common(case: Case) -> Mapping[str, Any]:
     assert case.workload is not None and case.config is not None
     config = case.config
     listener = _Listener()
-    bench = listener.bench = Bench(case, options_of(config), listener)
+    bench = listener.bench = Bench(case, config, listener)
     priorities = config.get("prios", [0])
     results = []
     for index, given in enumerate(case.workload["requests"]):

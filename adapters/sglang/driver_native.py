@@ -12,7 +12,7 @@ from handoff.types import Request
 from .cache import Found, PrefixCache
 from .journal import Evicted, Journal
 from .node import Node
-from .replay import Bench, gone, options_of, run_lengths
+from .replay import Bench, gone, run_lengths
 from .req import Req
 from .slots import Blocks
 
@@ -21,6 +21,8 @@ __all__ = ["FOLLOWED", "INPUTS", "replay_native"]
 INPUTS: Mapping[str, Any] = {"trace": True, "family": True, "config": True, "requests": True}
 
 SNAP_EVERY = 9
+STUCK = 3
+"""Steps without a batch after which a recording ended."""
 WITHOUT_SNAPS = frozenset({"retract2", "preempt", "spec"})
 
 
@@ -155,7 +157,7 @@ def replay_native(case: Case) -> Mapping[str, Any]:
     """The whole line as our engine records it."""
     line = case.line
     listener = _Listener()
-    bench = Bench(case, options_of(line["config"]), listener)
+    bench = Bench(case, line["config"], listener)
     cache = listener.cache = bench.cache
     bench.accepted = _accepted(case)
     arrivals: dict[int, list[Request]] = {}
@@ -164,7 +166,7 @@ def replay_native(case: Case) -> Mapping[str, Any]:
     snaps: list[list[Any]] = []
     disabled = cache.disabled
     with_snaps = line["trace"].rsplit("-", 1)[0] not in WITHOUT_SNAPS and not disabled
-    step = 0
+    step = stuck = 0
     while arrivals or bench.engine.busy:
         for request in arrivals.pop(step, ()):
             bench.submit(request)
@@ -181,8 +183,12 @@ def replay_native(case: Case) -> Mapping[str, Any]:
             listener.events.append(["st", *bench.sizes()])
             if with_snaps and step % SNAP_EVERY == SNAP_EVERY - 1:
                 snaps.append([len(listener.events), _tree(cache)])
-        elif not arrivals:
-            break  # nothing can run and nothing will come
+        elif listener.waiting and not arrivals:  # nothing runs and the queue's head never fits
+            if not with_snaps and not disabled:
+                listener.events.append(["st", *bench.sizes()])
+            stuck += 1
+            if with_snaps or stuck == STUCK:
+                break
         step += 1
     tree = None if disabled else _tree(cache)
     return {**line, "events": listener.events, "snaps": snaps, "tree": tree, "cores_agree": True}

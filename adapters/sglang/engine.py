@@ -59,17 +59,22 @@ class Engine:
 
     def submit(self, request: Request, now: float) -> None:
         """Queue a request; refuses what cannot be served even alone."""
-        longest = len(request.prompt) + request.max_tokens
         if not len(request.prompt):
             raise Refused(f"{request.id}: the prompt is empty")
         if not request.max_tokens:
             raise Refused(f"{request.id}: SGLang generates at least one token")
-        room = self.options.max_total_tokens - self.options.page_size
-        if longest > room:
+        options = self.options
+        wanted = min(request.max_tokens, options.clip_max_new_tokens_estimation)
+        need = len(request.prompt) + wanted + options.page_size
+        if need >= options.max_total_tokens:
             raise Refused(
-                f"{request.id}: {longest} tokens do not fit a pool of"
-                f" {self.options.max_total_tokens} (max_total_tokens)"
+                f"{request.id}: needs {need} tokens with its page, max_total_tokens is"
+                f" {options.max_total_tokens}: it would wait for ever"
             )
+        self.enqueue(request)
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request unasked."""
         req = Req(request, self._arrivals)
         self._arrivals += 1
         self._reqs[request.id] = req

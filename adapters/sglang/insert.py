@@ -108,6 +108,8 @@ class Inserter:
                 end = self._meet(req, node)
         if end.stop < units:
             end = self._add(req, end, units)
+            if units > req.counted:
+                end.hits += 1
         if self.cache.windows is not None:
             self.cache.windows.refresh(end)
         req.counted = max(req.counted, units)
@@ -190,6 +192,4 @@ class Inserter:
         blocks = req.row.copy(parent.stop // self.page, stop // self.page)
         leaf = self.tree.add_leaf(parent, req.seq, stop, blocks, req.namespace)
         leaf.priority = req.priority
-        if stop > req.counted:
-            leaf.hits += 1
         return leaf

@@ -39,8 +39,8 @@ NAMES = {
 }
 """Recorded name of an option -> upstream's name."""
 
-DRIVER_ONLY = frozenset({"stop", "prios", "prefill_aware"})
-"""Keys that say how requests were made, or what ``kind`` says already."""
+DRIVER_ONLY = frozenset({"stop", "prios", "prefill_aware", "new_ratio"})
+"""Keys that are no option of a server, or that ``kind`` says already."""
 
 
 def options_of(config: Mapping[str, Any]) -> Options:
@@ -57,8 +57,6 @@ def options_of(config: Mapping[str, Any]) -> Options:
         elif key == "policy_cfg":
             policy = config["policy"]
             values |= {f"{policy}_{name}": setting for name, setting in value.items()}
-        elif key == "new_ratio":
-            values |= {"init_new_token_ratio": value, "min_new_token_ratio_factor": 1.0}
         elif key in NAMES:
             values[NAMES[key]] = value
         else:
@@ -86,10 +84,12 @@ def gone(evicted: Evicted) -> list[list[int]]:
 class Bench:
     """An engine, its watcher, and scripted outputs."""
 
-    def __init__(self, case: Case, options: Options, journal: Journal) -> None:
-        self.engine = Engine(options, journal)
+    def __init__(self, case: Case, config: Mapping[str, Any], journal: Journal) -> None:
+        self.engine = Engine(options_of(config), journal)
         self.cache = self.engine.cache
-        self.engine.scheduler.counts_processed = False  # the recorder ran no forward pass
+        scheduler = self.engine.scheduler
+        scheduler.counts_processed = False  # the recorder ran no forward pass
+        scheduler.new_token_ratio = config.get("new_ratio", scheduler.new_token_ratio)
         self._watcher = case.watch(self.engine.layout) if case.watch else None
         self._requests: dict[str, Request] = {}
         self._of_seq: dict[int, str] = {}
@@ -101,7 +101,7 @@ class Bench:
     def submit(self, request: Request) -> None:
         """Queue a request with scripted outputs."""
         self._requests[request.id] = request
-        self.engine.submit(request, 0.0)
+        self.engine.enqueue(request)  # the recorder's queue refused nothing
 
     def plan(self) -> bool:
         """Plan one Step; whether there was one."""

@@ -151,12 +151,12 @@ class Req:
         self.finished = False
         self.reported: int | None = None
         self.processed_at_arrival = 0
-        self.sequence: int | None = None
         self.handoff: Handoff | None = None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything that the cache gave; prompt and outputs stay."""
+        self.sequence: int | None = None
         self.row = Row()
         self.window_row = Row()
         self.end: Node | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from handoff.types import Event
+from handoff.types import Close, Event
 
 from .adder import Adder, Verdict
 from .cache import PrefixCache
@@ -57,11 +57,10 @@ class Scheduler:
         self.counts_processed = True
         """Whether prefilled tokens age the waiting requests (hrrn)."""
         ratio = min(options.init_new_token_ratio * options.schedule_conservativeness, 1.0)
-        self._ratio = ratio
+        self.new_token_ratio = ratio
+        """Share of their remaining outputs that running requests are expected to need."""
         self._min_ratio = min(ratio * options.min_new_token_ratio_factor, 1.0)
         self._decay = (ratio - self._min_ratio) / options.new_token_ratio_decay_steps
-        self.retracted: list[Req] = []
-        """Requests sent back to the queue since the engine last looked."""
 
     def enqueue(self, req: Req) -> None:
         """A new request joins the queue."""
@@ -93,9 +92,9 @@ class Scheduler:
         self.running.extend(staying)
 
     def _drop_finished(self) -> None:
-        """Finished requests make room for others at once."""
+        """Finished requests make room for others at once; an empty batch is never full."""
         running = [req for req in self.running if not req.finished]
-        if len(running) < len(self.running):
+        if len(running) < len(self.running) or not running:
             self._full = False
         self.running = running
 
@@ -111,7 +110,7 @@ class Scheduler:
             return None
         self.policy.arrange(self.waiting, self._processed)
         mixed = len(self.running) if options.enable_mixed_chunk else 0
-        adder = Adder(options, self.cache, self.running, self._ratio, mixed)
+        adder = Adder(options, self.cache, self.running, self.new_token_ratio, mixed)
         continued = self.chunked
         if continued is not None:
             self.chunked = adder.add_chunked(continued)
@@ -132,7 +131,7 @@ class Scheduler:
         return batch
 
     def _admit_waiting(self, adder: Adder, preempting: bool) -> None:
-        if adder.state() is not Verdict.CONTINUE:
+        if adder.spent:
             return
         for req in list(self.waiting):
             if len(adder.admitted) >= self.options.max_running_requests - len(self.running):
@@ -147,8 +146,8 @@ class Scheduler:
                 adder.preempted.extend(victims)
             found = self.cache.candidate(req)
             verdict = adder.add(req, found, self.cache.load_back)
-            if verdict is Verdict.NO_TOKEN:
-                self._full = True
+            if verdict is Verdict.NO_TOKEN and self.cache.windows is None:
+                self._full = True  # with windows the head of the queue is tried at every step
             if verdict is not Verdict.CONTINUE:
                 return
 
@@ -203,7 +202,7 @@ class Scheduler:
         if not self._fits(self.running):
             self._retract()
         else:
-            self._ratio = max(self._ratio - self._decay, self._min_ratio)
+            self.new_token_ratio = max(self.new_token_ratio - self._decay, self._min_ratio)
         if len(self.running) < before:
             self._full = False
         rows = self._step(self.running)
@@ -260,7 +259,7 @@ class Scheduler:
         outputs = sum(req.outputs for req in order)
         wanted = sum(req.max_new for req in order)
         steps = self.options.retract_decode_steps
-        self._ratio = min((outputs + steps * len(order)) / wanted, 1.0)
+        self.new_token_ratio = min((outputs + steps * len(order)) / wanted, 1.0)
 
     def _preempt(self, victims: Sequence[Req]) -> None:
         kept = [req for req in self.running if req not in victims]
@@ -275,8 +274,10 @@ class Scheduler:
         """Release a running request without inserting what it computed."""
         self.journal.retract(req, req.protected, req.allocated)
         self.cache.release(req, insert=False)
+        assert req.sequence is not None
+        self.cache.ops.append(Close(req.sequence))
         self.cache.events.append(Event("preempt", seq=req.sequence, request=req.id, rule="5"))
-        self.retracted.append(req)
+        req.reset()
         self.cache.make_room(remaining * self.options.retract_decode_steps)
 
     # -- results --------------------------------------------------------------------------------

@@ -184,8 +184,9 @@ class RadixTree:
         if start is not None and start.stop <= units:
             for node in start.path():
                 node.time = self.tick()
-                self._count(node, units, priority, counted)
+                self._raise(node, units, priority)
                 yield node
+                self._count(node, counted)
         at = node.stop
         while units - at >= self.page:
             kid = self.child(node, seq, at, namespace)
@@ -195,14 +196,18 @@ class RadixTree:
             kid.time = self.tick()
             if at < kid.stop:
                 kid = self.split(kid, at)
-            self._count(kid, units, priority, counted)
+            self._raise(kid, units, priority)
             yield kid
+            self._count(kid, counted)  # what the caller split off its head counts no hit
             node = kid
 
     @staticmethod
-    def _count(node: Node, units: int, priority: int, counted: int | None) -> None:
+    def _raise(node: Node, units: int, priority: int) -> None:
         node.priority = max(node.priority, priority)
         node.deepest = max(node.deepest, units)
+
+    @staticmethod
+    def _count(node: Node, counted: int | None) -> None:
         if counted is not None and node.stop > counted:
             node.hits += 1
 
