@@ -15,7 +15,7 @@ from .environment import Environment
 from .flops import Estimator
 from .metadata import PromptTables, Rows
 from .options import Options, from_recorded
-from .outside import Found, Store
+from .outside import Store
 from .scheduler import Scheduled
 from .window import decode_window
 
@@ -149,14 +149,11 @@ class _Serving:
         """What was recorded at the request's first step."""
         seq, result, store = scheduled.seq, self.result, self.engine.outside
         assert isinstance(store, Store)
-        batch = self.engine.oldest
-        found = seq.grant.entry
-        assert found is None or isinstance(found, Found)
+        batch, found = self.engine.oldest, store.last
         result["hit_tokens"] = seq.grant.hit
-        looked_up = store.last
-        if looked_up.hit != looked_up.start:
-            result["aligned"] = looked_up.hit
-        if found is not None and found.entry is not None:
+        if found.hit != found.start:
+            result["aligned"] = found.hit
+        if seq.grant.hit and found.entry is not None:
             result["src"] = found.entry.request
             if store.shares:
                 result["path"] = batch.kind
@@ -174,12 +171,10 @@ class _Serving:
 
     def _prefill(self, scheduled: Scheduled) -> None:
         seq, options = scheduled.seq, self.options
-        flops = self.estimator.estimate(
-            scheduled.q, scheduled.k, True, seq.prompt_len, seq.valid_start
-        )
+        flops = self.estimator.estimate(scheduled.q, scheduled.k, True, seq.length, seq.valid_start)
         self._count(flops)
         rows = Rows(
-            scheduled.q, scheduled.k, seq.prompt_len, tuple(seq.table), seq.state, seq.valid_start
+            scheduled.q, scheduled.k, seq.length, tuple(seq.table), seq.state, seq.valid_start
         )
         tables = PromptTables(options, [rows])
         item: list[Any] = [scheduled.q, scheduled.k, flops.total]

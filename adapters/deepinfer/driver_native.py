@@ -233,7 +233,7 @@ class _Trace:
         row = [seq.id, scheduled.q, scheduled.k, seq.length, table, seq.state]
         if batch.kind == "prefill":
             flops = self.estimator.estimate(
-                scheduled.q, scheduled.k, True, seq.prompt_len, seq.valid_start
+                scheduled.q, scheduled.k, True, seq.length, seq.valid_start
             )
             return [*row, scheduled.rest, seq.valid_start, *flops]
         row += [len(seq.drafts), *self.estimator.estimate(scheduled.q, scheduled.k, False)]

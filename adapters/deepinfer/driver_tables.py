@@ -22,7 +22,7 @@ def step_tables(
         Rows(
             scheduled.q,
             scheduled.k,
-            scheduled.seq.prompt_len,
+            scheduled.seq.length,
             tuple(scheduled.seq.table),
             scheduled.seq.state,
             scheduled.seq.valid_start,

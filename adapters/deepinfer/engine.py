@@ -12,20 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from handoff.errors import HandoffError, Refused
+from handoff.errors import HandoffError, Refused, Unsupported
 from handoff.index.spans import LATE, Seq
 from handoff.types import Match, Request, Row, RowResult, Step, StepResult
 
-from .edits import Edits
-from .forks import Forks
-from .layout import BLOCKS, CONSUMER, make_layout
 from .options import Options
 from .outside import make_outside
-from .pool import Pool
+from .rank import Rank
 from .replay import row_spans
 from .report import make_handoff
-from .scheduler import Batch, Scheduled, Scheduler
-from .sequence import Grant, Sequence, Status
+from .scheduler import Batch, Scheduled
+from .sequence import Sequence, Status
 from .varlen import products
 
 __all__ = ["DeepInferEngine"]
@@ -40,23 +37,16 @@ class _Flight:
     seqs: tuple[int, ...]
 
 
-class DeepInferEngine:
+class DeepInferEngine(Rank):
     """One data-parallel rank, with an outside KV system in front of it.
 
-    ``submit`` goes through the outside system; ``enqueue``, ``try_allocate``, ``inject``,
-    ``fork_seq``, ``hold`` and ``drop`` are what such a system does to the engine.
+    ``submit`` goes through the outside system, which then acts on the rank.
     """
 
     def __init__(self, options: Options) -> None:
-        self.options = options
-        self.layout = make_layout(options)
+        super().__init__(options)
         self.depth = 2 if options.asynchronous else 1
         self.num_drafts = options.drafts
-        self.blocks = Pool(options.num_blocks)
-        self.states = Pool(options.num_states) if options.num_states else None
-        self.edits = Edits(self.layout)
-        self.forks = Forks(self.edits, self.blocks, self.states, options.block_size)
-        self.scheduler = Scheduler(options, self.edits, self.blocks, self.states, self.forks)
         self.outside = make_outside(
             options.outside_policy,
             options.outside_grain,
@@ -79,6 +69,11 @@ class DeepInferEngine:
         need = -(-length // options.block_size)
         if self.blocks.can_allocate(need) == "NEVER":
             raise Refused(f"{need} blocks of prompt, the pool has {options.num_blocks - 1}")
+        if request.max_tokens > 1 and not options.stop_preempted_request:
+            ahead = options.drafts + (1 + options.drafts if options.asynchronous else 0)
+            most = -(-(length + request.max_tokens - 1 + ahead) // options.block_size)
+            if self.blocks.can_allocate(most + 1) == "NEVER":
+                raise Refused(f"{most} blocks and a free one: it would be preempted for ever")
         self._pending.append(request)
         self._idle = 0
 
@@ -99,142 +94,30 @@ class DeepInferEngine:
             self.edits.event("abort", seq, "3.2")
         return hit
 
-    def sequence_of(self, request: Request) -> Sequence:
-        """A sequence for a request; not queued yet."""
-        return Sequence(
-            id=request.id,
-            request_id=request.id,
-            tokens=request.prompt.slice(0, len(request.prompt)),
-            prompt_len=len(request.prompt),
-            max_tokens=request.max_tokens,
-            lora=request.lora,
-        )
-
     def probe(self, request: Request) -> Match:
         """What the outside system would find now."""
         return self.outside.probe(self, request)
 
-    # -- what an outside system does to the engine (RULES 2, 9) -----------------------------
-
-    def enqueue(self, seq: Sequence) -> None:
-        """To the back of ``waiting``."""
-        self.scheduler.waiting.append(seq)
-
-    def try_allocate(self, seq: Sequence) -> bool:
-        """Private blocks and a state before queueing; False if they lack now (RULES 2.2)."""
-        verdict = self.scheduler.room(seq.need(self.options.block_size))
-        if verdict == "NEVER":
-            raise HandoffError(f"{seq.id} can never be allocated")
-        if verdict == "LATER":
-            return False
-        self.edits.open(seq)
-        self.scheduler.allocate(seq)
-        return True
-
-    def fits_beside_watermark(self, seq: Sequence) -> bool:
-        """Whether a load leaves prefill possible: usage at most 90 % after it (RULES 9.5)."""
-        need = seq.need(self.options.block_size)
-        ready = self.scheduler.room(need) == "OK"
-        return ready and len(self.blocks.free) - need >= self.watermark_blocks
-
-    @property
-    def watermark_blocks(self) -> int:
-        """Free blocks that keep the usage at or below 90 %."""
-        return -(-self.blocks.size // 10)
-
-    def inject(self, seq: Sequence, grant: Grant, valid_start: int = 0) -> None:
-        """Set the number of ready tokens; fill blocks and rings if the sequence has any.
-
-        Producer rings are restored for ``[max(vs, H - W), H)``. Consumer rings are restored only
-        where nothing is truncated: the store keeps none, so a hit beyond L - K leaves a consumer
-        window that nobody filled (RULES 9.3). What nobody filled is given as zeros.
-        """
-        hit = grant.hit
-        seq.num_tokens = hit
-        seq.valid_start = valid_start
-        seq.grant = grant
-        if not seq.table:
-            return  # a bare number: blocks come when it is scheduled (RULES 2.3)
-        seq.cached_hit_tokens = hit
-        self.forks.ring_stop[seq.state] = hit
-        self.edits.load(seq, BLOCKS, 0, hit)
-        for ring in self.edits.rings:
-            first = max(valid_start, hit - self.options.model.window_size, 0)
-            if ring.name == CONSUMER and self.options.truncates:
-                if hit > seq.prompt_len - self.options.keep:
-                    self.edits.zero_ring(ring, seq.state)
-                    self._unsound(seq, "9.3")
-                continue
-            if valid_start:
-                self.edits.zero_ring(ring, seq.state)
-            self.edits.load(seq, ring.name, first, hit)
-
-    def _unsound(self, seq: Sequence, rule: str) -> None:
-        seq.mark_unsound(rule)
-        self.edits.event("unsound", seq, rule, tokens=seq.num_tokens)
-
-    def probe_of(self, request: Request, grant: Grant) -> Sequence | None:
-        """A sequence that only holds a restored state, to be forked; ``None`` if none is free."""
-        seq = self.sequence_of(request)
-        seq.is_probe = True
-        seq.id = f"{request.id}#probe"
-        seq.num_tokens = seq.cached_hit_tokens = grant.hit
-        seq.grant = grant
-        if self.states is None:
-            return seq
-        if not self.states.free:
-            return None
-        (seq.state,) = self.states.allocate(1)
-        self.forks.ring_stop[seq.state] = grant.hit
-        if self.edits.rings:
-            self.edits.open(seq)
-            self.edits.bind_state(seq, fresh=True)
-            for ring in self.edits.rings:
-                first = max(0, grant.hit - self.options.model.window_size)
-                self.edits.load(seq, ring.name, first, grant.hit)
-        return seq
-
-    def drop_probe(self, seq: Sequence) -> None:
-        """Give up the restored state."""
-        if self.states is not None:
-            self.states.release((seq.state,))
-        self.edits.close(seq)
-
-    def fork_seq(
-        self,
-        name: str,
-        source: Sequence,
-        branch: str,
-        max_tokens: int,
-        *,
-        blocks: list[int] | None = None,
-        replace_last: int | None = None,
-        forced: int = -1,
-    ) -> Sequence:
-        """Fork ``source`` and queue the fork: incomplete ones first, others await decode."""
-        seq = self.forks.fork(
-            name,
-            source,
-            branch,
-            max_tokens,
-            blocks=blocks,
-            replace_last=replace_last,
-            forced=forced,
-            max_model_len=self.options.max_model_len,
+    def act(self, action: str, options: dict[str, Any], now: float) -> None:
+        """``fork_seq`` with id, source, branch, max_tokens, and upstream's optional arguments."""
+        if action != "fork_seq":
+            raise Unsupported(f"action {action}: DeepInfer knows fork_seq")
+        self.fork_seq(
+            str(options["id"]),
+            self._live(str(options["source"])),
+            str(options.get("branch", "")),
+            int(options.get("max_tokens", 1)),
+            replace_last=options.get("replace_last_token_id"),
         )
-        if source.num_tokens < source.length - 1:
-            self.scheduler.waiting.appendleft(seq)
-        else:
-            self.scheduler.prompted.append(seq)
-        return seq
+        self._idle = 0
 
-    def hold(self, number: int) -> list[int]:
-        """Blocks that the outside takes for itself."""
-        return self.blocks.allocate(number)
-
-    def drop(self, ids: list[int]) -> None:
-        """Un-pin blocks."""
-        self.blocks.release(ids)
+    def _live(self, name: str) -> Sequence:
+        scheduler = self.scheduler
+        flying = [row.seq for flight in self._flying for row in flight.batch.rows]
+        for seq in (*scheduler.running, *scheduler.waiting, *scheduler.prompted, *flying):
+            if seq.id == name and seq.seq >= 0:
+                return seq
+        raise HandoffError(f"fork_seq: no live sequence {name!r}")
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -275,6 +158,7 @@ class DeepInferEngine:
         batch = self.scheduler.schedule()
         for seq in batch.ignored:
             self._ended(seq, "refuse" if seq.status is Status.FINISHED_IGNORED else "finish")
+            self.outside.released(self, seq)
         for seq in batch.finished:
             self.release(seq)
         rows = tuple(self._row(batch, scheduled) for scheduled in batch.rows)
@@ -302,7 +186,7 @@ class DeepInferEngine:
         seq, q = scheduled.seq, scheduled.q
         if batch.kind == "prefill":
             start, stop = seq.num_tokens, scheduled.k
-            spans = row_spans(self.options, seq.prompt_len, start, stop, seq.valid_start)
+            spans = row_spans(self.options, seq.length, start, stop, seq.valid_start)
             self._written(seq, stop)
             emits = 1 if stop == seq.length else 0
             return Row(seq.seq, start, seq.tokens.slice(start, stop), emits=emits, spans=spans)

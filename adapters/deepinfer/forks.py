@@ -99,13 +99,13 @@ class Forks:
         """
         self.edits.open(seq)
         if not incomplete:
-            seq.shared = -(-seq.num_tokens // self.block_size) - 1
+            kept = -(-seq.num_tokens // self.block_size) - 1
         elif seq.branch.startswith("_"):
-            seq.shared = seq.num_tokens // self.block_size
+            kept = seq.num_tokens // self.block_size
         else:
-            seq.shared = len(seq.table)
+            kept = len(seq.table)
             self.edits.bind_state(seq, fresh=False)
-        self.edits.bind(seq, 0, seq.table[: seq.shared], fresh=False)
+        self.edits.bind(seq, 0, seq.table[:kept], fresh=False)
 
     def run_by_prefill(self, seq: Sequence, need: int, clones: Clones) -> None:
         """Private copies for a ``_`` branch at the head of ``waiting``; ``need`` new blocks."""

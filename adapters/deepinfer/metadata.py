@@ -15,7 +15,7 @@ import numpy as np
 
 from .options import Options
 from .replay import Kept, kept
-from .window import Ints, Layout, decode_window, history, lowest_visible, pivots, ring_writes
+from .window import Ints, Place, decode_window, history, lowest_visible, pivots, ring_writes
 
 __all__ = ["Compact", "DecodeTables", "PromptTables", "Rows"]
 
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
 
     q: int
     k: int
-    prompt_len: int
+    full_len: int
     table: tuple[int, ...]
     state: int
     valid_start: int = 0
@@ -165,14 +165,14 @@ class PromptTables:
         )
 
     def _kept(self, row: Rows) -> Kept:
-        return kept(self.options, row.prompt_len, row.start, row.k)
+        return kept(self.options, row.full_len, row.start, row.k)
 
     def _pivots(self, parts: Items[Kept]) -> Ints:
         found, own = [], len(self.rows) * self.window
         for at, (row, part) in enumerate(zip(self.rows, parts)):
             floor = max(part.edge, row.valid_start)
             lows = lowest_visible(row.start, row.k, self.window, floor)
-            place = Layout(at * self.window, own - part.clip)
+            place = Place(at * self.window, own - part.clip)
             found.append(pivots(row.start, self.window, lows, place)[part.clip :])
             own += row.q - part.clip
         return np.concatenate(found)

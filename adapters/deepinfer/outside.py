@@ -13,17 +13,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from handoff.index.spans import Seq
 from handoff.types import Deduction, GroupMatch, Match, Request
 
 from .layout import BLOCKS, PRODUCER
 from .prefixes import Prefixes
+from .rank import Rank
 from .sequence import Grant, Sequence
-
-if TYPE_CHECKING:
-    from .engine import DeepInferEngine
 
 __all__ = ["Found", "NoStore", "Outside", "Store", "make_outside"]
 
@@ -31,33 +29,33 @@ __all__ = ["Found", "NoStore", "Outside", "Store", "make_outside"]
 class Outside(Protocol):
     """What the engine asks of an outside KV system."""
 
-    def place(self, engine: DeepInferEngine, request: Request) -> bool:
+    def place(self, rank: Rank, request: Request) -> bool:
         """Queue a request with what is stored for it; False to try again before the next step."""
 
-    def finalize(self, engine: DeepInferEngine, seq: Sequence) -> None:
+    def finalize(self, rank: Rank, seq: Sequence) -> None:
         """Save or pin what a finished sequence holds, before the engine frees it."""
 
-    def released(self, engine: DeepInferEngine, seq: Sequence) -> None:
+    def released(self, rank: Rank, seq: Sequence) -> None:
         """The engine freed a finished or aborted sequence."""
 
-    def probe(self, engine: DeepInferEngine, request: Request) -> Match:
+    def probe(self, rank: Rank, request: Request) -> Match:
         """What ``place`` would find now; changes nothing."""
 
 
 class NoStore:
     """Nothing is stored: every prompt starts cold."""
 
-    def place(self, engine: DeepInferEngine, request: Request) -> bool:
-        engine.enqueue(engine.sequence_of(request))
+    def place(self, rank: Rank, request: Request) -> bool:
+        rank.enqueue(rank.sequence_of(request))
         return True
 
-    def finalize(self, engine: DeepInferEngine, seq: Sequence) -> None:
+    def finalize(self, rank: Rank, seq: Sequence) -> None:
         """Nothing is saved."""
 
-    def released(self, engine: DeepInferEngine, seq: Sequence) -> None:
+    def released(self, rank: Rank, seq: Sequence) -> None:
         """Nothing is held."""
 
-    def probe(self, engine: DeepInferEngine, request: Request) -> Match:
+    def probe(self, rank: Rank, request: Request) -> Match:
         return Match(0, 0)
 
 
@@ -124,7 +122,7 @@ class Store:
         lost = tuple(step for step in steps if step.tokens)
         return Found(self.entries[number], raw, hit, start, lost)
 
-    def probe(self, engine: DeepInferEngine, request: Request) -> Match:
+    def probe(self, rank: Rank, request: Request) -> Match:
         found = self.find(request.prompt, (request.salt, request.lora))
         return Match(
             found.raw,
@@ -135,94 +133,106 @@ class Store:
 
     # -- placing ----------------------------------------------------------------------------
 
-    def place(self, engine: DeepInferEngine, request: Request) -> bool:
+    def place(self, rank: Rank, request: Request) -> bool:
         key = (request.salt, request.lora)
         self._keys[request.id] = key
         self.dropped = []
         found = self.last = self.find(request.prompt, key)
         if self.shares:
-            return self._share(engine, request, found)
-        seq = engine.sequence_of(request)
+            return self._share(rank, request, found)
+        seq = rank.sequence_of(request)
+        room = rank.fits_beside_watermark(seq) if found.start else "OK"
+        if room == "LATER":
+            return False
+        if room == "NEVER":
+            found = _lost(found, "tier", "9.5", "a load would leave no room below the watermark")
+        seq.grant = _grant(found, "loaded into private blocks and a private state")
         if found.start:
-            if not engine.fits_beside_watermark(seq):
-                return False
-            engine.try_allocate(seq)
-            grant = _grant(found, "loaded into private blocks and a private state")
-            engine.inject(seq, grant, valid_start=found.start if self.rollback else 0)
-        engine.enqueue(seq)
+            rank.try_allocate(seq)
+            rank.inject(seq, seq.grant, valid_start=found.start if self.rollback else 0)
+        rank.enqueue(seq)
         return True
 
-    def _share(self, engine: DeepInferEngine, request: Request, found: Found) -> bool:
+    def _share(self, rank: Rank, request: Request, found: Found) -> bool:
         """Fork the pinned blocks through a probe that holds the restored state."""
-        entry, hit, size = found.entry, found.start, engine.options.block_size
+        entry, hit, size = found.entry, found.start, rank.options.block_size
         if entry is not None and hit:
             self._touch(entry)
-        total = len(request.prompt) + request.max_tokens + engine.options.drafts
-        wanted = max(-(-total // size) - hit // size + 1, engine.watermark_blocks)
-        while self.entries and len(engine.blocks.free) < wanted:
-            self._drop(engine, next(iter(self.entries.values())))
+        total = len(request.prompt) + request.max_tokens + rank.options.drafts
+        wanted = max(-(-total // size) - hit // size + 1, rank.watermark_blocks)
+        while self.entries and len(rank.blocks.free) < wanted:
+            self._drop(rank, next(iter(self.entries.values())))
         if entry is None or not hit or entry.number not in self.entries:
-            engine.enqueue(engine.sequence_of(request))
+            seq = rank.sequence_of(request)
+            if hit:
+                found = _lost(found, "evicted", "9.6", "dropped to make room for this request")
+            seq.grant = _grant(found, "private blocks and a private state")
+            rank.enqueue(seq)
             return True
-        probe = engine.probe_of(request, _grant(found, "pinned blocks, one more reference each"))
+        probe = rank.probe_of(request, _grant(found, "pinned blocks, one more reference each"))
         if probe is None:
             return False
         blocks = entry.blocks[: -(-hit // size)]
-        engine.fork_seq(request.id, probe, "_h", request.max_tokens, blocks=blocks)
+        rank.fork_seq(request.id, probe, "_h", request.max_tokens, blocks=blocks)
         self._probes[request.id] = probe
         return True
 
     # -- storing ----------------------------------------------------------------------------
 
-    def finalize(self, engine: DeepInferEngine, seq: Sequence) -> None:
+    def finalize(self, rank: Rank, seq: Sequence) -> None:
         length = seq.num_tokens // self.grain * self.grain
         if not length or seq.id not in self._keys:
             return
         key = self._keys[seq.id]
         blocks: list[int] = []
         if self.shares:
-            blocks = seq.table[: -(-length // engine.options.block_size)]
-            engine.blocks.share(blocks)
-            engine.edits.event("pin", seq, "9.6", group=BLOCKS, ids=tuple(blocks))
+            blocks = seq.table[: -(-length // rank.options.block_size)]
+            rank.blocks.share(blocks)
+            rank.edits.event("pin", seq, "9.6", group=BLOCKS, ids=tuple(blocks))
         self._numbers += 1
         entry = _Entry(self._numbers, seq.id, key, seq.tokens, length, blocks)
         self.entries[entry.number] = entry
         self._indexes.setdefault(key, Prefixes()).add(entry.number, entry.tokens, length)
         self.held += length
-        engine.edits.event("insert", seq, "9.6", group=BLOCKS, tokens=length)
+        rank.edits.event("insert", seq, "9.6", group=BLOCKS, tokens=length)
         while self.capacity is not None and self.held > self.capacity:
-            self._drop(engine, next(iter(self.entries.values())))
+            self._drop(rank, next(iter(self.entries.values())))
 
-    def released(self, engine: DeepInferEngine, seq: Sequence) -> None:
+    def released(self, rank: Rank, seq: Sequence) -> None:
         self._keys.pop(seq.id, None)
         probe = self._probes.pop(seq.id, None)
         if probe is not None:
-            engine.drop_probe(probe)
+            rank.drop_probe(probe)
 
     def _touch(self, entry: _Entry) -> None:
         self.entries.move_to_end(entry.number)
         self._indexes[entry.key].touch(entry.number, entry.tokens, entry.length)
 
-    def _drop(self, engine: DeepInferEngine, entry: _Entry) -> None:
+    def _drop(self, rank: Rank, entry: _Entry) -> None:
         del self.entries[entry.number]
         self._indexes[entry.key].remove(entry.number, entry.tokens, entry.length)
         self.held -= entry.length
         self.dropped.append(entry.request)
-        freed = engine.blocks.release(entry.blocks)
-        engine.edits.evicted(entry.request, tuple(freed), entry.length)
+        freed = rank.blocks.release(entry.blocks)
+        rank.edits.evicted(entry.request, tuple(freed), entry.length)
+
+
+def _lost(found: Found, reason: str, rule: str, note: str) -> Found:
+    """The same answer without its hit."""
+    lost = Deduction(reason, 0, found.start, rule, note=note)
+    return found._replace(start=0, deductions=(*found.deductions, lost))
 
 
 def _grant(found: Found, references: str) -> Grant:
-    """What a hit of this store gives to a sequence."""
-    assert found.entry is not None
+    """What this store gives to a sequence, if only the reasons why it is nothing."""
+    entry = f"entry of {found.entry.request}" if found.entry is not None else "nothing shared"
     return Grant(
         raw=found.raw,
         hit=found.start,
         deductions=found.deductions,
-        matcher=f"outside store: longest common prefix, entry of {found.entry.request}",
+        matcher=f"outside store, longest common prefix: {entry}",
         references=references,
         external=True,
-        entry=found,
     )
 
 

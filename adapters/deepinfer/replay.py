@@ -23,20 +23,20 @@ class Kept(NamedTuple):
     edge: int
 
 
-def kept(options: Options, prompt_len: int, start: int, stop: int) -> Kept:
+def kept(options: Options, full_len: int, start: int, stop: int) -> Kept:
     """What the truncation mode leaves of the chunk ``[start, stop)`` of a prompt.
 
     ``edge`` is R = L - K, counted from the end of the whole prompt, not of the chunk; it may be
     negative.
     """
-    edge = prompt_len - options.keep
+    edge = full_len - options.keep
     if options.yoco_prefill_truncation_mode != "compact":
         return Kept(0, edge)
     return Kept(min(max(edge - start, 0), stop - start - 1), edge)
 
 
 def row_spans(
-    options: Options, prompt_len: int, start: int, stop: int, valid_start: int
+    options: Options, full_len: int, start: int, stop: int, valid_start: int
 ) -> Spans | None:
     """Spans of a prefill row for the groups (blocks, producer ring, consumer ring).
 
@@ -49,7 +49,7 @@ def row_spans(
         if not (valid_start and rings):
             return None
         return Spans((start,) * halves, (start,) * (1 + rings), (0, *(valid_start,) * rings))
-    clip, edge = kept(options, prompt_len, start, stop)
+    clip, edge = kept(options, full_len, start, stop)
     begin = start + clip
     seen = min(max(edge, valid_start, 0), stop)
     stored = start

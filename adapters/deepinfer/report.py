@@ -18,9 +18,9 @@ def make_handoff(options: Options, edits: Edits, scheduled: Scheduled) -> Handof
     seq = scheduled.seq
     grant = seq.grant
     start = seq.num_tokens
-    prompt = seq.length  # of the attempt: a preempted sequence prefills its outputs too
-    spans = row_spans(options, seq.prompt_len, start, prompt, seq.valid_start)
-    cold = row_spans(options, seq.prompt_len, 0, prompt, 0) if options.truncates else None
+    length = seq.length  # a preempted sequence prefills its outputs like a prompt
+    spans = row_spans(options, length, start, length, seq.valid_start)
+    cold = row_spans(options, length, 0, length, 0) if options.truncates else None
     size = options.block_size
     groups = [
         GroupAnswer(
@@ -56,7 +56,7 @@ def make_handoff(options: Options, edits: Edits, scheduled: Scheduled) -> Handof
         attempt=seq.attempt,
         external_tokens={"outside": grant.hit} if grant.external and grant.hit else {},
         budget_tokens=scheduled.q,
-        unit=options.outside_grain if grant.external else 1,
+        unit=1 if options.outside_policy == "none" else options.outside_grain,
         matcher=grant.matcher,
         references=grant.references,
         unsound=grant.unsound,

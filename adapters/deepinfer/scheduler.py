@@ -170,6 +170,7 @@ class Scheduler:
             batch.batched += -(-tokens // unit) * unit
             if batch.batched > options.token_budget:
                 raise EngineError("over_budget", f"{batch.batched} tokens in one prefill step")
+            self._guard(seq.num_tokens + tokens)
             if not seq.table:
                 self.edits.open(seq)
                 self.allocate(seq)
@@ -181,6 +182,14 @@ class Scheduler:
             if tokens < work and options.engine_type == "NORMAL":
                 break
         return batch
+
+    def _guard(self, end: int) -> None:
+        """Positions stay inside of upstream's position tables (RULES 4, last but one item)."""
+        options = self.options
+        limit = options.max_model_len + 2 * options.drafts
+        limit += options.drafts + 1 if options.asynchronous else 0
+        if end > limit:
+            raise EngineError("position_beyond_limit", f"{end} tokens, the tables hold {limit}")
 
     def _ignore(self, batch: Batch, status: Status) -> None:
         seq = self.waiting.popleft()
@@ -254,9 +263,9 @@ class Scheduler:
         self.running = chosen
         rows = self.varlen.rows(chosen)
         for seq, q in zip(chosen, rows):
-            batch.rows.append(
-                Scheduled(seq, q, seq.num_tokens + seq.inflight + q, forced=seq.forced)
-            )
+            start = seq.num_tokens + seq.inflight
+            self._guard(start + 1 + 2 * self.options.drafts)
+            batch.rows.append(Scheduled(seq, q, start + q, forced=seq.forced))
             seq.forced = None
             batch.batched += q
         return batch

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
 
 from handoff.index.spans import Seq
 from handoff.types import Deduction
@@ -38,7 +37,6 @@ class Grant:
     """Where the tokens that are ready at admission came from; nothing for a plain prompt.
 
     ``raw`` is the longest prefix the matcher knew, ``deductions`` lead from there to ``hit``.
-    ``restored`` is the first position whose window KV was restored (producer rings).
     """
 
     raw: int = 0
@@ -47,7 +45,6 @@ class Grant:
     matcher: str = "nobody: no tree, no lookup, every prompt starts cold"
     references: str = "private blocks and a private state"
     external: bool = False
-    entry: Any = None
     unsound: tuple[str, ...] = ()
 
 
@@ -89,7 +86,6 @@ class Sequence:
     attempt: int = 0
     announced: bool = False
     copied: tuple[tuple[int, int, int], ...] = ()
-    shared: int = 0
     is_probe: bool = False
 
     @property
@@ -117,7 +113,6 @@ class Sequence:
         self.attempt += 1
         self.announced = False
         self.copied = ()
-        self.shared = 0
 
     def finish(self, status: Status) -> None:
         """End the sequence, unless something ended it before."""

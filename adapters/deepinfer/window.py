@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "Ints",
-    "Layout",
+    "Place",
     "decode_window",
     "history",
     "lowest_visible",
@@ -53,7 +53,7 @@ def history(
         dst, begin = dst + piece, begin + piece
 
 
-class Layout(NamedTuple):
+class Place(NamedTuple):
     """Where one sequence's tokens lie among all keys of a step: history first, then own rows.
 
     ``before``: history tokens of earlier sequences; ``own``: first own row of this sequence among
@@ -64,7 +64,7 @@ class Layout(NamedTuple):
     own: int
 
 
-def pivots(start: int, window: int, lows: Ints, at: Layout) -> Ints:
+def pivots(start: int, window: int, lows: Ints, at: Place) -> Ints:
     """``[history at, history count, own at, own count]`` of each row from ``start`` on.
 
     ``lows`` is the lowest visible position of each row (RULES 5, 6).
