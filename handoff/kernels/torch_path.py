@@ -45,17 +45,31 @@ def attend(
         base = low - origin - skip * size
         keys = _run(k, blocks)[base : base + stop - low]
         values = _run(v, blocks)[base : base + stop - low]
-        mask = _mask(first, stop, low, segments.window, q.device)
+        if end - begin == 1:
+            out[begin] = _one_row(q[begin], keys, values, scale)
+            continue
         mixed = F.scaled_dot_product_attention(
             q[begin:end].transpose(0, 1)[None],
             keys.transpose(0, 1)[None],
             values.transpose(0, 1)[None],
-            attn_mask=mask,
+            attn_mask=_mask(first, stop, low, segments.window, q.device),
             scale=scale,
             enable_gqa=q.shape[1] != k.shape[2],
         )
         out[begin:end] = mixed[0].transpose(0, 1)
     return out
+
+
+def _one_row(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """One query row sees all its keys: the heads of a group are the rows, so K is read once."""
+    heads, dim = q.shape
+    rows = q.view(1, keys.shape[1], heads // keys.shape[1], dim)
+    mixed = F.scaled_dot_product_attention(
+        rows, keys.transpose(0, 1)[None], values.transpose(0, 1)[None], scale=scale
+    )
+    return mixed.view(heads, dim)
 
 
 def _run(pages: torch.Tensor, blocks: Ints) -> torch.Tensor:
@@ -69,10 +83,8 @@ def _run(pages: torch.Tensor, blocks: Ints) -> torch.Tensor:
 
 def _mask(
     first: int, stop: int, low: int, window: int | None, device: torch.device
-) -> torch.Tensor | None:
-    """Which keys ``[low, stop)`` the rows ``[first, stop)`` see; ``None`` if all see all."""
-    if stop - first == 1:
-        return None
+) -> torch.Tensor:
+    """Which keys ``[low, stop)`` the rows ``[first, stop)`` see."""
     row = torch.arange(first, stop, device=device)[:, None]
     key = torch.arange(low, stop, device=device)[None]
     mask = key <= row
