@@ -335,14 +335,14 @@ class KVCache:
         state.cached[group.index] = stop
         table = state.tables[group.index]
         mask = retained(group, self.sizes, self.options.prefix_cache_retention_interval, state)
-        insert = self.pool.insert
+        insert, dense = self.pool.insert, mask is keep_all
         keyed: list[int] = []
         column = first
         for run in state.keys.runs(group.index, size, first, stop):
             for key in run:
                 block = table[column]
                 column += 1
-                if block != NULL_BLOCK and mask(column - 1) and insert(key, block):
+                if block and (dense or mask(column - 1)) and insert(key, block):
                     keyed.append(block)
                 elif keyed:
                     self.tell_insert(state, group, keyed, (column - 1) * size)
