@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .estimate import Estimator
+from .estimate import Estimator, PrefixReuse
+from .keys import BlockKey
 from .manager import KVCacheManager
 from .request import LlmRequest
 
@@ -39,25 +40,31 @@ def guaranteed_no_evict(
         needed = estimator.remaining_to_completion(request)
         free = [have - need for have, need in zip(free, needed)]
     defers = options.enable_prefix_aware_scheduling and options.enable_block_reuse
-    contributed = {
-        estimator.first_new_block(request)
-        for request in (pending if defers else ())
-        if not request.first_chunk
-    } - {None}
+    contributed: set[BlockKey] = set()
+    for request in pending if defers else ():
+        if not request.first_chunk:
+            _contribute(estimator.analyze(request), contributed)
     deferred = []
     for request in pending:
-        if defers and request.first_chunk:
-            key = estimator.first_new_block(request)
-            if key is not None:
-                if key in contributed:
-                    deferred.append(request)
-                    continue
-                contributed.add(key)
+        found = estimator.analyze(request) if request.first_chunk else None
+        if defers and not _contribute(found, contributed):
+            deferred.append(request)
+            continue
         if len(fitting) >= options.max_batch_size:
             break
-        needed = estimator.remaining_to_completion(request)
+        needed = estimator.remaining_to_completion(request, found)
         if any(need > have for need, have in zip(needed, free)):
             break
         free = [have - need for have, need in zip(free, needed)]
         fitting.append(request)
     return Capacity(fitting, deferred)
+
+
+def _contribute(found: PrefixReuse | None, contributed: set[BlockKey]) -> bool:
+    """Adds the first new block, compared without its prefix; False if another one brings it."""
+    if found is None or found.first_new is None:
+        return True
+    if found.first_new in contributed:
+        return False
+    contributed.add(found.first_new)
+    return True

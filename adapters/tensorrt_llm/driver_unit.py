@@ -121,6 +121,8 @@ class _BlockManagerTest:
             request.position = request.prompt_len
         if "as_tokens" in op:
             request.rewrite(Seq.of(op["as_tokens"]))
+            for sequence in self._manager.sequence(request):
+                sequence.unsettle()
         self._manager.remove_sequence(request, store=op["store"])
         return {}
 

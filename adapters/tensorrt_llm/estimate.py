@@ -50,14 +50,19 @@ class Estimator:
             return 0
         return self.analyze_prefix_reuse(request).all * self._manager.options.tokens_per_block
 
-    def first_new_block(self, request: LlmRequest) -> BlockKey | None:
-        """The key, without its prefix, of the first block the request would contribute."""
-        return self.analyze_prefix_reuse(request).first_new if self._reuses else None
+    def analyze(self, request: LlmRequest) -> PrefixReuse | None:
+        """The same where an estimate is made at all: with reuse and a single window."""
+        return self.analyze_prefix_reuse(request) if self._reuses else None
 
-    def remaining_to_completion(self, request: LlmRequest) -> list[int]:
-        """Blocks per window until the request is done; sets its estimate."""
+    def remaining_to_completion(
+        self, request: LlmRequest, found: PrefixReuse | None = None
+    ) -> list[int]:
+        """Blocks per window until the request is done; sets its estimate.
+
+        ``found`` saves a second walk where nothing changed since the first.
+        """
         request.estimate = 0
-        return [self._to_completion(request, manager) for manager in self._manager.windows]
+        return [self._to_completion(request, manager, found) for manager in self._manager.windows]
 
     def without_reuse(self, request: LlmRequest) -> list[int]:
         """Blocks per window that a fresh request can need at most at a time."""
@@ -77,7 +82,9 @@ class Estimator:
         request.estimate = 0
         return [self._one_step(request, manager, drafts) for manager in self._manager.windows]
 
-    def _to_completion(self, request: LlmRequest, manager: WindowManager) -> int:
+    def _to_completion(
+        self, request: LlmRequest, manager: WindowManager, found: PrefixReuse | None
+    ) -> int:
         size, beams = manager.size, request.beam_width
         whole = request.prompt_len + request.max_new
         limit = manager.window + self._chunk_size
@@ -86,7 +93,7 @@ class Estimator:
         held = self._held(request, manager)
         reuse = 0
         if not held and self._estimates(request):
-            found = self.analyze_prefix_reuse(request)
+            found = found or self.analyze_prefix_reuse(request)
             cap = min(context, (request.prompt_len - 1) // size)
             reuse = min(found.allocated, cap)
             request.estimate = min(found.all, cap) * size

@@ -223,7 +223,8 @@ class KVCacheManager:
             raise Unsupported("pinning by id with several windows (RULES 8)")
         (manager,), (sequence,) = self.windows, self.sequence(request)
         keys = request.keys(max(0, request.materialized - 1))
-        pinned = manager.store(request, sequence, keys)
+        manager.store(request, sequence, keys)
+        pinned = manager.on_path(sequence, keys)
         for block in pinned:
             if block.queued:
                 manager.policy.claim(block, None, block.duration)

@@ -104,9 +104,11 @@ def _hash_of(node: Node) -> int:
 class ReuseTree:
     """Ensures nodes, keeps their value slots and prunes what holds nothing."""
 
-    __slots__ = ("root",)
+    __slots__ = ("moves", "root")
 
     def __init__(self) -> None:
+        self.moves = 0
+        """Times a block left its node for another one."""
         self.root = Node(None, BlockKey(0, None, Extra()), Seq(), 0)
 
     @staticmethod
@@ -123,6 +125,7 @@ class ReuseTree:
         assert window not in node.values
         if block.node is not None:
             self.detach(block, window)
+            self.moves += 1
         node.values[window] = block
         block.node = node
 

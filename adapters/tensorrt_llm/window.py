@@ -58,7 +58,7 @@ class WindowSequence:
     block leaves the window. ``removed`` counts blocks that left at the front.
     """
 
-    __slots__ = ("blocks", "ids", "own", "removed", "traversed")
+    __slots__ = ("_moves", "_node", "_settled", "blocks", "ids", "own", "removed", "traversed")
 
     def __init__(self) -> None:
         self.blocks: list[Block | None] = []
@@ -66,6 +66,28 @@ class WindowSequence:
         self.ids: list[int] = []
         self.removed = 0
         self.traversed = False
+        self._settled = self._moves = 0
+        self._node: Node | None = None
+
+    # A held block is not evicted. Unless blocks were moved (a request that ends in the middle of a
+    # prompt stores a shared block under a shorter key), columns found in the tree stay there.
+
+    def settled(self, tree: ReuseTree) -> tuple[int, Node]:
+        """Where storing goes on: the first column to look at and the node in front of it."""
+        pruned = self._node is None or self._node.parent is None
+        if pruned or self._moves != tree.moves:
+            self._settled, self._node, self._moves = 0, tree.root, tree.moves
+        assert self._node is not None
+        return self._settled, self._node
+
+    def settle(self, column: int, node: Node) -> None:
+        """``column`` is in the tree at ``node``; counts if all columns before it are."""
+        if column == self._settled:
+            self._settled, self._node = column + 1, node
+
+    def unsettle(self) -> None:
+        """Columns or keys changed: storing looks at all of them again."""
+        self._node = None
 
     def hole_edge(self) -> int:
         """Column behind the last hole, 0 if there is none."""
@@ -221,31 +243,36 @@ class WindowManager:
 
     def store(
         self, request: LlmRequest, sequence: WindowSequence, keys: Sequence[BlockKey]
-    ) -> list[Block]:
-        """Makes the sequence's blocks findable under ``keys``; returns the blocks on that path.
+    ) -> None:
+        """Makes the sequence's blocks findable under ``keys``.
 
         A slot that is taken stays as it is: ours remains outside the tree (RULES 11b).
         """
-        node = self.tree.root
-        path: list[Block] = []
+        first, node = sequence.settled(self.tree)
         stored = 0
-        for index, (key, block) in enumerate(zip(keys, sequence.blocks)):
+        for index in range(first, min(len(keys), len(sequence.blocks))):
+            key, block = keys[index], sequence.blocks[index]
             node = self.tree.ensure(node, key, request.tokens, index * self.size)
-            if block is None:
-                continue
-            value = node.values.get(self.window)
-            if value is None:
+            if block is not None and self.window not in node.values:
                 self.tree.attach(node, self.window, block)
                 block.key = key
                 block.full = key.length == self.size
                 stored = index * self.size + key.length
                 self.journal.fact("store", self.window, block.ident, index, key.length)
-                value = block
-            path.append(value)
+            if key.length == self.size and (block is None or block.node is node):
+                sequence.settle(index, node)
         self.tree.prune(node)
         if stored:
             self.journal.inserted(request.seqs[0], self.window, stored)
-        return path
+
+    def on_path(self, sequence: WindowSequence, keys: Sequence[BlockKey]) -> list[Block]:
+        """The blocks that the tree holds where a stored sequence has blocks of its own."""
+        node, found = self.tree.root, []
+        for key, block in zip(keys, sequence.blocks):
+            node = node.children[key]
+            if block is not None:
+                found.append(node.values[self.window])
+        return found
 
     # -- sequence ---------------------------------------------------------------------------
 
@@ -354,6 +381,7 @@ class WindowManager:
             for block in reversed(sequence.own.pop()):
                 self.unreference(block, to_front=True)
             return
+        sequence.unsettle()
         block = sequence.blocks.pop()
         sequence.ids.pop()
         for _ in request.seqs if block is not None else ():
