@@ -74,7 +74,9 @@ def unsound_rules(memory: Memory, slot: Slot, task: Task, hit: Hit) -> tuple[str
     if not hit.tokens:
         return ()
     found = []
-    if hit.restore is not None and not hit.restore.same_text(task.prompt):
+    if hit.restore is not None and not hit.restore.same_text(
+        task.prompt, hit.tokens
+    ):
         found.append("11.1")
     if memory.states is not None and hit.restore is None and not slot.origin.in_place(hit.tokens):
         found.append("11.2")
@@ -82,7 +84,9 @@ def unsound_rules(memory: Memory, slot: Slot, task: Task, hit: Hit) -> tuple[str
     if window is not None and window.window is not None:
         first_seen = max(0, hit.tokens - window.window + 1)
         if window.pos_min(slot.id) > first_seen:
-            found.append("11.3")
+            # Without --swa-full: a checkpoint is tested for the prefix, not for the (shorter) hit
+            # it leads to; one made after a restore may lack the first position that hit sees.
+            found.append("11.3" if memory.options.swa_full else "5.3")
     if not slot.origin.under(hit.tokens, slot.lora):
         found.append("11.5")
     return tuple(found)

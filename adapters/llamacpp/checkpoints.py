@@ -74,10 +74,13 @@ class Checkpoint:
     text: Seq
     origin: Origin
 
-    def same_text(self, prompt: Seq) -> bool:
-        """Whether it was made from the head of ``prompt``, computed in place."""
-        same = common(self.text, 0, prompt, 0, self.num_tokens) == self.num_tokens
-        return same and self.origin.in_place(self.num_tokens)
+    def same_text(self, prompt: Seq, tokens: int) -> bool:
+        """Whether the first ``tokens`` were computed from the head of ``prompt``, in place.
+
+        A window checkpoint reaches one token beyond the hit it serves; that one is cut off.
+        """
+        same = common(self.text, 0, prompt, 0, tokens) == tokens
+        return same and self.origin.in_place(tokens)
 
 
 def cut_after(
