@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,17 @@ from typing import Any
 
 from handoff.errors import BadInput
 
-__all__ = ["LayerShape", "Model", "from_config", "load_model", "preset", "preset_names"]
+from .spec import ModelSpec
+
+__all__ = [
+    "LayerShape",
+    "Model",
+    "from_config",
+    "load_model",
+    "preset",
+    "preset_names",
+    "reference_model",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +136,30 @@ def load_model(name: str) -> Model:
         return from_config({"title": path.parent.name or path.stem, **config})
     except KeyError as error:
         raise BadInput("is missing", file=path, field=str(error.args[0])) from None
+
+
+def reference_model(spec: ModelSpec, dtype: int = 4) -> Model:
+    """The executed reference model as the ledger prices it; ``dtype`` is bytes a number."""
+    width = spec.heads * spec.head_dim
+    key_value = 2 * spec.hidden * spec.kv_heads * spec.head_dim
+    mlp = 3 * spec.hidden * spec.intermediate
+    shapes = []
+    for layer in spec.layers:
+        if layer.kind == "state":  # three maps in, one out; the scan itself multiplies no matrices
+            maps = 4 * spec.hidden * width
+            shape = LayerShape("state", projection=maps, state_bytes=width * dtype)
+        else:
+            shape = LayerShape(
+                window=layer.window,
+                local=layer.local,
+                projection=2 * spec.hidden * width,
+                kv_projection=key_value,
+                pair=4 * width,
+                kv_bytes=2 * spec.kv_heads * spec.head_dim * dtype,
+            )
+        own = shape.kv_projection if layer.reads is None else 0
+        shapes.append(replace(shape, mlp=mlp, weights=shape.projection + own + mlp))
+    return Model("reference", tuple(shapes), spec.hidden * spec.vocab, dtype)
 
 
 def from_config(config: Mapping[str, Any]) -> Model:
