@@ -37,7 +37,11 @@ Ints = NDArray[np.int64]
 
 
 def _path(tensor: torch.Tensor) -> ModuleType:
-    """The module that serves tensors of this device."""
+    """The module that serves tensors of this device; Triton is loaded only for a CUDA tensor."""
+    if tensor.is_cuda:
+        from . import triton_path
+
+        return triton_path
     return torch_path
 
 
