@@ -132,7 +132,7 @@ class Adder:
         return req if length < whole else None
 
     def add(
-        self, req: Req, found: Found, load: Callable[[Req, Found], tuple[Node, int]]
+        self, req: Req, found: Found, load: Callable[[Found], tuple[Node, int]]
     ) -> Verdict:
         """Admit a matched candidate if it fits; ``load`` brings in its host part."""
         total = req.known - found.hit + self._clip(req.remaining) + self._page
@@ -143,7 +143,7 @@ class Adder:
                 return plan
             end, hit = found.end, found.hit
             if found.host:
-                end, hit = load(req, found)
+                end, hit = load(found)
                 if hit < found.hit + found.host:
                     plan = self._plan(req, hit, total, 0)
                     if isinstance(plan, Verdict):

@@ -7,12 +7,13 @@ host tier (``host``) exist where the options ask for them. Sources:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from handoff.types import NULL, Bind, Copy, Cut, Event, Op, Open
 
+from .hicache import HostTier
 from .insert import Inserter
 from .journal import Evicted, Journal
 from .layout import FULL, STATE, SWA
@@ -25,6 +26,9 @@ from .swa import Windows
 from .tree import RadixTree
 
 __all__ = ["Found", "PrefixCache"]
+
+STATE_CHUNK = 64
+"""Grid of the recurrent kernels; upstream reports branch points of states on it."""
 
 
 class Found(NamedTuple):
@@ -61,7 +65,7 @@ class PrefixCache:
         self.tree = RadixTree(options)
         self.windows: Windows | None = None
         self.states: States | None = None
-        self.host: Any = None
+        self.host: HostTier | None = None
         if options.attention == "swa":
             assert options.sliding_window_size is not None
             pool = FreeList(options.swa_tokens // page, lifo=page > 1)
@@ -70,6 +74,9 @@ class PrefixCache:
         elif options.attention == "mamba":
             self.states = States(FreeList(options.max_mamba_cache_size, lifo=False))
             self.tree.components.append(self.states)
+        if options.enable_hierarchical_cache:
+            self.host = HostTier(self)
+            self.tree.components.append(self.host)
         self.main = SWA if options.attention == "pure_swa" else FULL
         """The group of ``Req.row``."""
         self._sequences = 0
@@ -147,14 +154,25 @@ class PrefixCache:
             accepted = self.windows.accept(path)
         elif self.states is not None:
             accepted = self.states.accept(path)
-        end = path[accepted - 1] if accepted else root
-        self.tree.refresh(end)
+        best = path[accepted - 1] if accepted else root
+        self.tree.refresh(best)
         if self.windows is not None:
-            self.windows.refresh(end)
+            self.windows.refresh(best)
         elif self.states is not None:
-            self.states.refresh(end)
-        branch = matched if self.windows is not None and matched > end.stop else None
-        return Found(end, end.stop, matched, raw, end, branch=branch)
+            self.states.refresh(best)
+        end = best
+        while end.parent is not None and end.blocks is None:
+            end = end.parent
+        branch = self._branch(matched, best.stop)
+        return Found(end, end.stop, matched, raw, best, best.stop - end.stop, branch=branch)
+
+    def _branch(self, matched: int, hit: int) -> int | None:
+        """Where the paths part, if a component cut the hit short (rules 7, 8)."""
+        if self.states is not None:
+            matched = matched // STATE_CHUNK * STATE_CHUNK
+        elif self.windows is None:
+            return None
+        return matched if matched > hit else None
 
     def touch(self, req: Req) -> None:
         """Keep a waiting request's prefix recent (rule 6): a match of its whole text."""
@@ -250,9 +268,12 @@ class PrefixCache:
         assert self.states is not None
         self.states.free.give(np.array([state], dtype=np.int32))
 
-    def load_back(self, req: Req, found: Found) -> tuple[Node, int]:
-        """Bring the host part of a hit to the device (rule 10)."""
-        raise NotImplementedError
+    def load_back(self, found: Found) -> tuple[Node, int]:
+        """Bring the host part of a hit to the device; the node and tokens then held there."""
+        assert self.host is not None
+        if self.host.load_back(found):
+            return found.best, found.best.stop
+        return found.end, found.hit
 
     # -- room and blocks ------------------------------------------------------------------------
 
@@ -284,7 +305,8 @@ class PrefixCache:
             self.events.append(Event("evict", FULL, ids, tokens=done.full, rule="6"))
 
     def _evict_leaf(self, leaf: Node, done: Evicted) -> None:
-        """A device leaf goes completely, with window KV and state."""
+        """A device leaf goes completely, with window KV and state; a host copy stays (rule 10)."""
+        stays = self.host is not None and self.host.demote(leaf)
         done.full += leaf.length
         if self.windows is not None and leaf.window is not None:
             done.window += leaf.length
@@ -296,7 +318,13 @@ class PrefixCache:
         done.gone.append(blocks)
         self.slots.give(blocks)
         parent = leaf.parent
-        self.tree.remove(leaf)
+        if self.host is not None:
+            if stays:
+                self.host.left_device(leaf)
+            else:
+                self.host.drop_below(leaf)
+        if not stays:
+            self.tree.remove(leaf)
         self.tree.leaves.offer(parent)
 
     def _evict_windows(self, done: Evicted) -> None:

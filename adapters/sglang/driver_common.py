@@ -10,8 +10,8 @@ from handoff.index.spans import Seq
 from handoff.types import Request
 
 from .cache import Found
-from .journal import Evicted, Journal
-from .replay import Bench, gone, run_lengths
+from .journal import Evicted
+from .replay import Bench, Transfers, gone, run_lengths
 from .req import Req
 from .slots import Blocks
 
@@ -22,12 +22,13 @@ EOS_SLACK = 8
 """Outputs wanted beyond the scripted ones when the last one stops the request."""
 
 
-class _Listener(Journal):
+class _Listener(Transfers):
     """Collects one request's result."""
 
     bench: Bench
 
     def __init__(self) -> None:
+        super().__init__()
         self.begin()
 
     def begin(self) -> None:
@@ -72,9 +73,6 @@ class _Listener(Journal):
 
     def finish(self, req: Req) -> None:
         self.reported = req.reported
-
-    def transfer(self, direction: str, tokens: int) -> None:
-        self.transfers.append([direction, tokens])
 
     def result(self, name: str, prompt: int, stopped: bool) -> dict[str, Any]:
         """The line's entry for the request just served."""
@@ -131,12 +129,9 @@ def replay_common(case: Case) -> Mapping[str, Any]:
                 options={"stop_token_ids": [outputs[-1]]} if by_eos else {},
             )
         )
-        while bench.plan():
-            if bench.in_flight == bench.engine.depth:
+        while bench.plan() or bench.in_flight:
+            if bench.in_flight == bench.engine.depth or not bench.planned:
                 bench.answer()
-        while bench.in_flight:
-            bench.answer()
-            while bench.plan():
-                bench.answer()
+            listener.transfers += listener.moved()
         results.append(listener.result(given["id"], len(given["prompt"]), early))
     return {**case.line, "results": results}

@@ -10,9 +10,9 @@ from handoff.index.spans import Seq
 from handoff.types import Request
 
 from .cache import Found, PrefixCache
-from .journal import Evicted, Journal
+from .journal import Evicted
 from .node import Node
-from .replay import Bench, gone, run_lengths
+from .replay import Bench, Transfers, gone, run_lengths
 from .req import Req
 from .slots import Blocks
 
@@ -36,12 +36,12 @@ def _verified(event: Any) -> Any:
 FOLLOWED: Mapping[str, Any] = {"events": {"[]": _verified}}
 
 
-class _Listener(Journal):
+class _Listener(Transfers):
     """Writes events down in the recorder's words."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[list[Any]] = []
-        self.transfers: list[list[Any]] = []
         self.waiting: Sequence[Req] = ()
         self.cache: PrefixCache
 
@@ -59,7 +59,7 @@ class _Listener(Journal):
         if cache.windows is not None:
             event += [found.matched, found.branch]
         elif cache.states is not None:
-            event += [found.matched, None]
+            event += [found.matched, found.branch]
         self.events.append(event)
 
     def evict(self, evicted: Evicted) -> None:
@@ -70,8 +70,8 @@ class _Listener(Journal):
         self.events.append(event)
 
     def extend(self, req: Req, start: int, length: int, blocks: Blocks) -> None:
-        loaded = req.loaded if start == req.hit else 0
-        self.events.append(["x", req.id, start, length, loaded, run_lengths(blocks.tolist())])
+        event = ["x", req.id, start, length, req.loaded, run_lengths(blocks.tolist())]
+        self.events.append(event)
 
     def decode(self, rows: Sequence[tuple[Req, Blocks]]) -> None:
         names = [req.id for req, _ in rows]
@@ -92,9 +92,6 @@ class _Listener(Journal):
 
     def retract(self, req: Req, protected: int, allocated: int) -> None:
         self.events.append(["retract", req.id, protected, allocated])
-
-    def transfer(self, direction: str, tokens: int) -> None:
-        self.transfers.append([direction, tokens])
 
     def note(self, req: Req) -> None:
         """A request was added."""
@@ -177,9 +174,8 @@ def replay_native(case: Case) -> Mapping[str, Any]:
             bench.answer()
             planned = True
         if planned:
-            if listener.transfers:
-                listener.events.append(["dma", *listener.transfers])
-                listener.transfers = []
+            if moved := listener.moved():
+                listener.events.append(["dma", *moved])
             listener.events.append(["st", *bench.sizes()])
             if with_snaps and step % SNAP_EVERY == SNAP_EVERY - 1:
                 snaps.append([len(listener.events), _tree(cache)])
@@ -190,6 +186,7 @@ def replay_native(case: Case) -> Mapping[str, Any]:
             if with_snaps or stuck == STUCK:
                 break
         step += 1
+    bench.plan()  # copies still pending are acknowledged
     tree = None if disabled else _tree(cache)
     return {**line, "events": listener.events, "snaps": snaps, "tree": tree, "cores_agree": True}
 

@@ -66,7 +66,7 @@ class Inserter:
         divergence (rule 7, "Branching insert").
         """
         branch, pair = req.branch, self.tree.pair
-        if branch is None or branch <= req.protected or up_to < branch + pair:
+        if self.cache.windows is None or branch is None or branch <= req.protected or up_to < branch + pair:
             return max(up_to - pair, 0), False
         req.branch = None
         return branch, True
@@ -92,26 +92,33 @@ class Inserter:
 
     def _insert(self, req: Req, units: int) -> Node:
         """Steps 1 to 4 of rule 3; returns the node that ends at ``units``."""
-        tree = self.tree
+        tree, host = self.tree, self.cache.host
         end = tree.root
         start = req.end if req.locked else None
+        counted = None if host is not None and host.write_back else req.counted
+        walked = []
         for node in tree.insert_walk(
             req.seq,
             units,
             req.namespace,
             priority=req.priority,
-            counted=req.counted,
+            counted=counted,
             start=start,
         ):
             end = node
+            walked.append(node)
             if node.stop > req.protected:
                 end = self._meet(req, node)
         if end.stop < units:
             end = self._add(req, end, units)
-            if units > req.counted:
+            if counted is not None and units > counted:
                 end.hits += 1
+            walked.append(end)
         if self.cache.windows is not None:
             self.cache.windows.refresh(end)
+        if host is not None:
+            for node in walked:
+                host.counted(node)
         req.counted = max(req.counted, units)
         return end
 
@@ -120,7 +127,11 @@ class Inserter:
         cache, page = self.cache, self.page
         start = max(req.protected, node.start)
         first, last = start // page, node.stop // page
-        assert node.blocks is not None
+        if node.blocks is None:  # on the host only: the request's blocks revive it (rule 10)
+            assert cache.host is not None and start == node.start
+            self.tree.adopt_blocks(node, req.row.copy(first, last))
+            cache.host.revived(node)
+            return node
         if cache.windows is None:
             cache.slots.give(req.row.copy(first, last))
             cache.repoint(req, cache.main, first, node.blocks[first - node.start // page :])

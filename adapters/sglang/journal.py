@@ -66,5 +66,5 @@ class Journal:
     def retract(self, req: Req, protected: int, allocated: int) -> None:
         """A running request is about to be given back to the queue."""
 
-    def transfer(self, direction: str, tokens: int) -> None:
-        """KV was copied between device (``d2h``) and host (``h2d``)."""
+    def transfer(self, direction: str, tokens: int, group: str) -> None:
+        """KV of a group was copied between device and host (``d2h``, ``h2d``)."""

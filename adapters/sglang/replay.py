@@ -81,11 +81,44 @@ def gone(evicted: Evicted) -> list[list[int]]:
     return run_lengths(sorted(block for blocks in evicted.gone for block in blocks.tolist()))
 
 
+class Transfers(Journal):
+    """Collects the copies between tiers as a controller starts them.
+
+    What is queued during a step starts as one copy a direction and pool, loads first; evictions
+    under write_back copy at once and stay apart.
+    """
+
+    write_back = False
+
+    def __init__(self) -> None:
+        self._moved: list[tuple[str, str, int]] = []
+
+    def transfer(self, direction: str, tokens: int, group: str) -> None:
+        self._moved.append((direction, group, tokens))
+
+    def moved(self) -> list[list[Any]]:
+        """``[direction, tokens]`` of the copies since the last call."""
+        out: list[list[Any]] = []
+        sums: dict[tuple[str, str], list[Any]] = {}
+        if not self.write_back:
+            self._moved.sort(key=lambda move: move[0] == "d2h")
+        for direction, group, tokens in self._moved:
+            apart = self.write_back and direction == "d2h"
+            if not apart and (direction, group) in sums:
+                sums[direction, group][1] += tokens
+            else:
+                sums[direction, group] = [direction, tokens]
+                out.append(sums[direction, group])
+        self._moved.clear()
+        return out
+
+
 class Bench:
     """An engine, its watcher, and scripted outputs."""
 
-    def __init__(self, case: Case, config: Mapping[str, Any], journal: Journal) -> None:
+    def __init__(self, case: Case, config: Mapping[str, Any], journal: Transfers) -> None:
         self.engine = Engine(options_of(config), journal)
+        journal.write_back = config.get("hicache") == "write_back"
         self.cache = self.engine.cache
         scheduler = self.engine.scheduler
         scheduler.counts_processed = False  # the recorder ran no forward pass
@@ -94,6 +127,8 @@ class Bench:
         self._requests: dict[str, Request] = {}
         self._of_seq: dict[int, str] = {}
         self._pending: list[Step] = []
+        self.planned = False
+        """Whether the last ``plan`` gave a Step."""
         self.accepted: Callable[[int, int], int] = lambda step, row: 1
         """Tokens that a row of a verify step accepts, both counted from 0."""
         self._verified = 0
@@ -106,6 +141,7 @@ class Bench:
     def plan(self) -> bool:
         """Plan one Step; whether there was one."""
         step = self.engine.step(0.0)
+        self.planned = step is not None
         if step is None:
             return False
         if self._watcher:
@@ -150,6 +186,6 @@ class Bench:
         if cache.states is not None:
             states = cache.states
             out += [states.free.num_free, states.evictable, states.protected]
-        if cache.host is not None:
+        if cache.host is not None and cache.windows is None:
             out.append(cache.host.free_tokens)
         return out

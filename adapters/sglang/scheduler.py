@@ -71,6 +71,8 @@ class Scheduler:
 
     def next_batch(self) -> Batch | None:
         """The next forward pass, or ``None``; prefill goes first (rule 4)."""
+        if self.cache.host is not None:
+            self.cache.host.acknowledge()
         if self.chunked is not None and self.chunked.prefix < self.chunked.stop:
             self.cache.checkpoint(self.chunked, self.chunked.stop)
         self._merge()
