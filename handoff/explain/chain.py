@@ -77,7 +77,7 @@ def story(entry: Entry) -> list[str]:
         f" {entry.shared_tokens:,} of them computed before; {entry.hit_tokens:,} are reported as"
         f" cached, computing starts at {entry.start:,}, {entry.computed_tokens:,} are computed."
     ]
-    if entry.shared_tokens and entry.hit_tokens < n:
+    if entry.shared_tokens and entry.hit_tokens < n and not entry.moved:
         cap = min(entry.shared_tokens, entry.known_tokens - 1)
         lines.append(
             f"At most {cap:,} tokens could be reused; a hit comes in units of {entry.unit:,}."

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from handoff.ledger.entries import Entry
+from handoff.report.findings import evidence_note, lanes_note
 from handoff.report.strip import Run as StripRun
 from handoff.report.strip import Strip, StripRow
 from handoff.report.tables import legend, strip_lines, style_of
@@ -20,7 +21,7 @@ from handoff.report.words import count, number_word, percent, span_of
 from .chain import chain, story
 from .compare import Answer, Comparison, Outcome
 
-__all__ = ["render", "render_plain", "sentence"]
+__all__ = ["render", "render_plain", "sentence", "strip_of"]
 
 WIDE, NARROW = 110, 80
 _SIGNS = str.maketrans("█▓·─−–", "#%.---")
@@ -47,16 +48,16 @@ def render(
     if not comparison.answers:
         return
     out.say()
-    one = _strip(comparison)
+    one = strip_of(comparison)
     for _, pieces in strip_lines(one, console.width):
         text = Text()
         for piece, name in pieces:
             text.append(piece, style=style_of(name))
         out.line(text)
     out.say(legend(one))
-    for answer in comparison.answers:
-        if words := _lanes(answer.entry):
-            out.say(words)
+    for note in (*map(lanes_note, one.rows), evidence_note(one.rows)):
+        if note:
+            out.say(note)
     out.say()
     if steps:
         for answer in comparison.answers:
@@ -127,7 +128,8 @@ def _saved(entry: Entry) -> float:
 # -- strip -------------------------------------------------------------------------------------
 
 
-def _strip(comparison: Comparison) -> Strip:
+def strip_of(comparison: Comparison) -> Strip:
+    """The comparison's rows in the form that strips and figures are drawn from."""
     rows = tuple(_strip_row(answer.entry) for answer in comparison.answers)
     return Strip("explain", comparison.name, comparison.prompt_tokens, rows, None)
 
@@ -147,20 +149,6 @@ def _strip_row(entry: Entry) -> StripRow:
         runs=tuple(StripRun(*run) for run in entry.runs),
         lanes={name: tuple(StripRun(*run) for run in lane) for name, lane in entry.lanes.items()},
     )
-
-
-def _lanes(entry: Entry) -> str:
-    """In words what the lanes of a row show."""
-    parts = []
-    for group, lane in entry.lanes.items():
-        for kind, words in (
-            ("recomputed", "computed again though it was cached"),
-            ("unneeded", "not computed in any case, a hit saves nothing there"),
-        ):
-            tokens = sum(run.stop - run.start for run in lane if run.kind == kind)
-            if tokens:
-                parts.append(f"{group} {count(tokens)} {words}")
-    return f"{_name(entry)}: {'; '.join(parts)}." if parts else ""
 
 
 # -- tables ------------------------------------------------------------------------------------

@@ -104,9 +104,8 @@ class Accountant:
         costs: Costs | None = None,
         counters: Counters | None = None,
     ) -> None:
-        self._groups = layout.groups
+        self._layout = layout
         self._host = {pool.name for pool in layout.pools if pool.tier == "host"}
-        self._stages = {layer.group: layer.stage for layer in layout.layers}
         self._label = label
         self._costs = costs
         self._counters = counters
@@ -341,9 +340,11 @@ class Accountant:
             ttft_s=admission.ttft_s if self._costs is not None else None,
             cold_ttft_s=cold_ttft,
             queue_s=admission.queue_s,
-            lanes=lanes(handoff, runs, self._stages, self._groups),
+            lanes=lanes(handoff, runs, self._layout),
             deductions=(*borders, *handoff.deductions),
-            answers=answers(handoff, {group.name: group.block_size for group in self._groups}),
+            answers=answers(
+                handoff, {group.name: group.block_size for group in self._layout.groups}
+            ),
             unsound=handoff.unsound,
             counters=dict(self._counters(handoff)) if self._counters else {},
             status="aborted" if dropped else "done",

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import NamedTuple
 
-from handoff.types import Deduction, Group, Handoff, Spans
+from handoff.types import Deduction, Handoff, Layout, Spans
 
 from .entries import Run
 
@@ -105,29 +105,34 @@ def outside(
 def lanes(
     handoff: Handoff,
     runs: tuple[Run, ...],
-    stages: dict[str, int],
-    groups: tuple[Group, ...],
+    layout: Layout,
 ) -> dict[str, tuple[Run, ...]]:
     """The partition per group, where groups differ; empty where the request's classes say it all.
 
-    ``stages`` is the stage of each group that owns layers. A group that matched more than the hit
-    computes that part again (``recomputed``); a stage that starts later than the first one reuses
-    what it does not compute, or would not compute it without a hit either (``unneeded``).
+    A group with layers in several stages has a lane for each. A group that held what another could
+    not follow computes it again (``recomputed``); a stage that starts later than the first one
+    reuses what it does not compute, or would not compute it without a hit either (``unneeded``).
     """
-    spans, cold = handoff.spans, handoff.cold
     matched = {answer.group: answer.matched for answer in handoff.groups}
-    starts = {group.name: _stage_start(spans, stages.get(group.name, 0)) for group in groups}
-    colds = {group.name: _stage_start(cold, stages.get(group.name, 0)) for group in groups}
-    deeper = any(start is not None for start in (*starts.values(), *colds.values()))
-    if len(set(matched.values())) < 2 and not deeper:
-        return {}
     out = {}
-    for group in groups:
-        name = group.name
-        first = starts[name]
+    deeper = False
+    for name, group, stage in _depths(layout):
+        first = _stage_start(handoff.spans, stage)
+        cold = _stage_start(handoff.cold, stage)
+        deeper = deeper or first is not None or cold is not None
         start = handoff.start if first is None else first
-        again = (handoff.hit_tokens, matched.get(name, 0))
-        out[name] = _lane(runs, start, colds[name] or 0, again)
+        out[name] = _lane(runs, start, cold or 0, matched.get(group, 0))
+    return out if deeper or len(set(out.values())) > 1 else {}
+
+
+def _depths(layout: Layout) -> list[tuple[str, str, int]]:
+    """(name of the lane, group, stage) of every group, in the layout's order."""
+    out = []
+    for group in layout.groups:
+        stages = sorted({layer.stage for layer in layout.layers if layer.group == group.name})
+        for stage in stages or [0]:
+            name = group.name if len(stages) < 2 else f"{group.name}, stage {stage}"
+            out.append((name, group.name, stage))
     return out
 
 
@@ -138,21 +143,19 @@ def _stage_start(spans: Spans | None, stage: int) -> int | None:
     return spans.compute[stage]
 
 
-def _lane(runs: tuple[Run, ...], start: int, cold: int, again: tuple[int, int]) -> tuple[Run, ...]:
-    """One group's lane: it computes from ``start`` on, cold from ``cold`` on."""
+def _lane(runs: tuple[Run, ...], start: int, cold: int, matched: int) -> tuple[Run, ...]:
+    """One group's lane: it computes from ``start`` on (cold from ``cold`` on), held ``matched``."""
     length = runs[-1].stop if runs else 0
     edges = {run.start for run in runs} | {length}
-    edges |= {edge for edge in (start, cold, *again) if 0 < edge < length}
-    marks = sorted(edges)
+    edges |= {edge for edge in (start, cold, matched) if 0 < edge < length}
     out = []
-    for first, last in pairwise(marks):
+    for first, last in pairwise(sorted(edges)):
         kind = next(run.kind for run in runs if run.start <= first < run.stop)
-        if first < start:
-            if first < cold:
-                kind = "unneeded"
-            elif kind == "replay" or first >= again[0]:
-                kind = "reused"
-        elif kind == "replay" or again[0] <= first < again[1]:
+        if first < start and first < cold:
+            kind = "unneeded"
+        elif first < start and kind == "replay":
+            kind = "reused"
+        elif kind == "replay" or (kind == "group" and first < matched):
             kind = "recomputed"
         out.append(Run(kind, first, last))
     return _joined(out)
