@@ -17,6 +17,7 @@ from .words import count, join, number_word, percent, plural, points, span_of
 
 __all__ = [
     "answer",
+    "block_title",
     "evidence_note",
     "gap",
     "lanes_note",
@@ -28,6 +29,7 @@ __all__ = [
     "staircase_title",
     "strip_title",
     "tags",
+    "timeline_title",
     "truth",
     "waterfall_title",
     "window",
@@ -268,3 +270,41 @@ def staircase_title(smallest: Sequence[int | None]) -> str:
         return "No prompt of these lengths can hit"
     text = f"The smallest prompt that can hit has {_counts(known)} tokens"
     return text if len(known) == len(smallest) else f"{text}; some rows cannot hit at all"
+
+
+def block_title(
+    request: str,
+    before: Sequence[str],
+    shared: int,
+    write: int,
+    copied: Sequence[tuple[int, int, int]],
+) -> str:
+    """``r3 shares 3 blocks with r1 and r2, copies 1 and writes from position 100``."""
+    if not before and not copied:
+        return f"{request} shares no block and writes from position {count(write)}"
+    parts = []
+    if before and shared:
+        others = join(before) if len(before) <= 3 else f"{number_word(len(before))} others"
+        parts.append(f"shares {plural(shared, 'block')} with {others}")
+    if copied:
+        parts.append(f"copies {plural(len(copied), 'block')}")
+    return f"{request} {join([*parts, f'writes from position {count(write)}'])}"
+
+
+def timeline_title(steps: pd.DataFrame) -> str:
+    """``turn-3 is preempted at step 9; getting it back costs 27 tokens``, or what was computed."""
+    lost = steps[steps["preempted"] != ""]
+    if len(lost):
+        name, step = str(lost["preempted"].iloc[0]).split(" ")[0], int(lost["step"].iloc[0])
+        mine = steps[(steps["request"] == name) & (steps["step"] > step)]
+        back = int(mine["again"].sum())
+        if mine.empty:
+            return f"{name} is preempted at step {step} and does not come back in these steps"
+        return f"{name} is preempted at step {step}; getting it back costs {plural(back, 'token')}"
+    served = steps[steps["request"] != ""]
+    number = int(steps["step"].nunique())
+    prompts = int(served.loc[~served["decode"], "tokens"].sum())
+    hits = int(served["hit"].sum())
+    requests = plural(int(served["request"].nunique()), "request")
+    text = f"{requests} in {plural(number, 'step')}: {plural(prompts, 'token')} of prompts computed"
+    return f"{text}, {count(hits)} hit"

@@ -130,15 +130,17 @@ def _ratio(part: float, whole: float) -> float | None:
 
 
 def label(run: str, adapter: str, title: str) -> str:
-    """What a row is called: ``vLLM``, ``vLLM block_size=32``, or its own name after the title.
+    """What a row is called: its title in place of the adapter's name, then what tells it apart.
 
-    >>> label("vllm", "vllm", "vLLM"), label("vllm:block_size=32", "vllm", "vLLM")
-    ('vLLM', 'vLLM block_size=32')
+    >>> [label(run, "vllm", "vLLM") for run in ("vllm", "vllm:block_size=32", "vllm + EAGLE")]
+    ['vLLM', 'vLLM block_size=32', 'vLLM + EAGLE']
     """
-    if run == adapter:
-        return title
-    own = run.removeprefix(f"{adapter}:")
-    return own if own.startswith(title) else f"{title} {own}"
+    if run.startswith(title):
+        return run
+    if not run.startswith(adapter):
+        return f"{title} {run}"
+    own = run.removeprefix(adapter)
+    return f"{title} {own[1:]}" if own.startswith(":") else f"{title}{own}"
 
 
 def run_order(frame: pd.DataFrame) -> list[str]:
