@@ -82,7 +82,10 @@ class Engine(Protocol):
         """When something happens without a Step or an arrival (retention expiry), or ``None``."""
 
     def drain(self) -> Step | None:
-        """A last Step without rows for operations still owed (or ``None``)."""
+        """A last Step without rows for operations still owed (or ``None``).
+
+        It is completed like any other Step, with a result without rows.
+        """
 
     def observe(self) -> Mapping[str, Any]:
         """Free queues, keys, trees, reference counts: for tests and curiosity, never for logic."""
