@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from handoff.errors import Refused
+from handoff.errors import Refused, Unsupported
 from handoff.index.spans import LATE
 from handoff.types import (
     NULL,
@@ -26,6 +26,7 @@ from handoff.types import (
     StepResult,
 )
 
+from . import LEFT_OUT
 from .cache import PrefixCache
 from .handoff import build_handoff, deductions
 from .journal import Journal
@@ -37,10 +38,27 @@ from .scheduler import Batch, Scheduler
 __all__ = ["Engine"]
 
 
+def _refuse(options: Options) -> None:
+    """Raise ``Unsupported`` for what the adapter leaves out."""
+    reasons = {
+        "speculative top-k above 1": options.speculative_eagle_topk > 1,
+        "overlap with drafts": options.speculative_num_steps is not None and options.overlap,
+        "drafts with states": options.speculative_num_steps is not None
+        and options.attention == "mamba",
+        "encoder bounded replay": options.enable_encoder_swa_bounded_replay,
+        "HiCache with states": options.enable_hierarchical_cache
+        and options.attention in ("mamba", "pure_swa"),
+    }
+    for name, asked in reasons.items():
+        if asked:
+            raise Unsupported(f"SGLang adapter: {name} is left out ({LEFT_OUT[name]})")
+
+
 class Engine:
     """Guarantees Steps whose tables and rows are those of an SGLang server with these options."""
 
     def __init__(self, options: Options, journal: Journal | None = None) -> None:
+        _refuse(options)
         self.options = options
         self.layout: Layout = build_layout(options)
         self.depth = 2 if options.overlap else 1
@@ -106,7 +124,7 @@ class Engine:
             return None
         handoffs = tuple(self._open(req) for req in batch.admitted)
         rows = tuple(
-            self._row(req, span, req is batch.chunked)
+            self._row(req, span, batch)
             for req, span in zip(batch.reqs, batch.spans, strict=True)
         )
         step = self._emit(rows, handoffs)
@@ -116,9 +134,7 @@ class Engine:
     def drain(self) -> Step | None:
         """Operations still owed, as a last Step without rows."""
         if self.cache.ops or self.cache.events:
-            step = self._emit((), ())
-            self._completed = step.number
-            return step
+            return self._emit((), ())
         return None
 
     def next_event(self) -> float | None:
@@ -149,9 +165,11 @@ class Engine:
         req.attempt += 1
         return handoff
 
-    def _row(self, req: Req, span: tuple[int, int], chunked: bool) -> Row:
+    def _row(self, req: Req, span: tuple[int, int], batch: Batch) -> Row:
         start, stop = span
         assert req.sequence is not None
+        if self.num_drafts and not batch.prefill:
+            return self._verify_row(req, start, stop)
         tokens = req.seq.slice(start, min(stop, req.known))
         for _ in range(stop - max(start, req.known)):
             tokens.append(LATE)
@@ -159,22 +177,44 @@ class Engine:
         if req.state is not None:
             load = NULL if start == 0 else req.state
             states = (StateUse(STATE, load, ((stop, req.state),)),)
-        return Row(req.sequence, start, tokens, 0, 0 if chunked else 1, None, states)
+        emits = 0 if req is batch.chunked else 1
+        return Row(req.sequence, start, tokens, 0, emits, None, states)
+
+    def _verify_row(self, req: Req, start: int, stop: int) -> Row:
+        """The last output and the drafter's guesses; missing guesses are padding."""
+        assert req.sequence is not None and req.known == start + 1
+        tokens = req.seq.slice(start, start + 1)
+        guesses = req.drafts[: stop - start - 1]
+        for token in guesses + (LATE,) * (stop - start - 1 - len(guesses)):
+            tokens.append(token)
+        return Row(req.sequence, start, tokens, self.num_drafts, stop - start)
 
     # -- results --------------------------------------------------------------------------------
 
     def complete(self, result: StepResult, now: float) -> None:
         """Take the answer to the oldest batch: outputs, checkpoints, finished requests."""
-        number, batch, sequences = self._batches.popleft()
-        assert number == result.number, f"result {result.number} for step {number}"
-        self._completed = number
+        self._completed = result.number
+        if not self._batches or self._batches[0][0] != result.number:
+            return  # a drained Step: operations only
+        _, batch, sequences = self._batches.popleft()
+        speculative = bool(self.num_drafts) and not batch.prefill
+        if speculative:
+            self.journal.verify(
+                [
+                    (req, start, len(answer.tokens), req.allocated)
+                    for req, (start, _), answer in zip(
+                        batch.reqs, batch.spans, result.rows, strict=True
+                    )
+                ]
+            )
         self.cache.hold_frees()
         finished = []
         answers = zip(batch.reqs, batch.spans, sequences, result.rows, strict=True)
         for index, (req, (_, stop), sequence, answer) in enumerate(answers):
             if req.sequence != sequence or req.finished or req is batch.chunked:
                 continue  # retracted, stopped before, or in mid-prompt
-            self.scheduler.emitted(req, answer.tokens)
+            self.scheduler.emitted(req, answer.tokens, verified=speculative)
+            req.drafts = answer.drafts
             if req.finished:
                 self.cache.release(req, insert=True)
                 self._close(req)

@@ -201,6 +201,8 @@ class Scheduler:
         if not self.running:
             self._full = False
             return None
+        if self.options.speculative_num_steps is not None:
+            return self._verify()
         if not self._fits(self.running):
             self._retract()
         else:
@@ -211,6 +213,37 @@ class Scheduler:
         self.journal.decode(rows)
         batch = Batch(decode=list(self.running))
         batch.spans = [(req.committed - 1, req.committed) for req in batch.decode]
+        return batch
+
+    def _verify(self) -> Batch:
+        """A speculative decode step: room far ahead, rows of one known token and drafts (rule 9).
+
+        Positions count as committed only when the result says how many were accepted.
+        """
+        options, cache = self.options, self.cache
+        drafts = options.speculative_num_draft_tokens
+        assert options.speculative_num_steps is not None
+        reserve = 2 * max(options.speculative_num_steps * options.speculative_eagle_topk, drafts)
+        while True:
+            targets = [
+                max(req.allocated, cache.pages(req.committed + reserve) * cache.page)
+                for req in self.running
+            ]
+            growth = sum(targets) - sum(req.allocated for req in self.running)
+            extra = len(self.running) * cache.page if cache.page > 1 else 0
+            cache.make_room(growth + extra)
+            blocks = sum(cache.pages(to) for to in targets)
+            blocks -= sum(len(req.row) for req in self.running)
+            if blocks <= cache.slots.num_free or len(self.running) == 1:
+                break
+            victim = self.running.pop()  # the batch can only shrink from its end
+            self._give_back(victim, len(self.running))
+            self.waiting.append(victim)
+        batch = Batch(decode=list(self.running))
+        for req, target in zip(self.running, targets, strict=True):
+            cache.grow(req, target)
+            req.allocated = target
+            batch.spans.append((req.committed, req.committed + drafts))
         return batch
 
     def _need(self, reqs: Sequence[Req]) -> int:
@@ -284,11 +317,17 @@ class Scheduler:
 
     # -- results --------------------------------------------------------------------------------
 
-    def emitted(self, req: Req, tokens: Sequence[int]) -> None:
-        """Outputs of one row arrived: note them, finish the request or go on."""
+    def emitted(self, req: Req, tokens: Sequence[int], *, verified: bool) -> None:
+        """Outputs of one row arrived; ``verified``: as many positions are committed now.
+
+        Outputs beyond ``max_new`` are counted but not kept (rule 9, "Overshoot").
+        """
         for token in tokens:
             req.outputs += 1
             if req.outputs <= req.max_new and not req.finished:
                 req.seq.append(token)
                 req.finished = token in req.stop_ids
         req.finished = req.finished or req.outputs >= req.max_new
+        if verified:
+            req.committed += len(tokens)
+            req.launched = req.outputs
