@@ -31,6 +31,7 @@ class CacheHalf:
         options = from_recorded(config)
         self.options = options
         self.journal = Journal()
+        self.journal.keeps_facts = True
         self.manager = KVCacheManager(options, self.journal)
         self.estimator = Estimator(self.manager, int(config["chunk_size"]))
         self.notation = Notation(self.manager)

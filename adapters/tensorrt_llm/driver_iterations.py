@@ -33,6 +33,7 @@ class _Player:
     def __init__(self, case: Case) -> None:
         self.engine = Engine(from_recorded(case.line["config"]))
         self.engine.number_salts(SALTS)
+        self.engine.journal.keeps_facts = True
         self._notation = Notation(self.engine.manager)
         self._watcher = case.watch(self.engine.layout) if case.watch else None
         self._after_tie = False

@@ -60,6 +60,7 @@ class _Server:
         assert case.config is not None
         self.engine = Engine(from_recorded(case.config))
         self.engine.number_salts(SALTS)
+        self.engine.journal.keeps_facts = True
         self._watcher = case.watch(self.engine.layout) if case.watch else None
         self._lists = bool(case.config["block_lists_recorded"])
         self._notation = Notation(self.engine.manager)

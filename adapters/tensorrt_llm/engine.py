@@ -93,6 +93,7 @@ class Engine:
         self.journal = Journal()
         self.manager = KVCacheManager(options, self.journal)
         self.estimator = Estimator(self.manager, options.max_num_tokens)
+        self._sliding = any(manager.sliding for manager in self.manager.windows)
         self.last: Iteration | None = None
         """The last planned iteration."""
         self.active: list[LlmRequest] = []
@@ -309,6 +310,8 @@ class Engine:
         return edges
 
     def _spans(self, request: LlmRequest, start: int) -> Spans | None:
+        if not self._sliding:
+            return None
         visible = self._visible(request, start)
         if not any(visible):
             return None

@@ -37,11 +37,10 @@ class Estimator:
         """Walks the whole blocks of all tokens, the last one included; no side effect."""
         (manager,) = self._manager.windows
         keys = request.full_keys(len(request.tokens))
-        walk = manager.walk(request, keys, False, None)
-        blocks = [found.block for found in walk.found if found.block is not None]
+        blocks, covered = manager.whole_blocks(request, keys)
         counts = manager.refs.counts
         allocated = sum(1 for block in blocks if counts[block.ident])
-        first_new = None if walk.first_new is None else keys[walk.first_new]
+        first_new = keys[covered] if covered < len(keys) else None
         return PrefixReuse(len(blocks), allocated, first_new)
 
     def probe_prefix_match_length(self, request: LlmRequest) -> int:

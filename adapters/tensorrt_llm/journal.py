@@ -45,16 +45,16 @@ class Fact(NamedTuple):
     data: tuple[int, ...]
 
 
-_EVENTS = {"evict": "6", "offload": "6", "onboard": "6"}
-
-
 class Journal:
     """Collects operations, events and facts; ``take`` hands them over and starts afresh."""
 
     def __init__(self) -> None:
         self._ops: list[Op] = []
         self._events: list[Event] = []
+        self.keeps_facts = False
+        """Recordings want facts; runs do without."""
         self._facts: list[Fact] = []
+        self._evicted: dict[int, tuple[list[int], list[int]]] = {}  # per window: ids, tokens
         # A run of consecutive columns that grows before it becomes one Bind.
         self._run: tuple[int, str, int, list[int], bool] | None = None
 
@@ -99,12 +99,14 @@ class Journal:
 
     def fact(self, kind: str, window: int, *data: int) -> None:
         """A line of bookkeeping; evictions and moves between tiers are events, too."""
-        self._facts.append(Fact(kind, window, data))
-        rule = _EVENTS.get(kind)
-        if rule is not None:
-            tokens = data[1] if kind == "evict" else 0
-            ids = data[:1] if kind == "evict" else data
-            self._events.append(Event(kind, group_name(window), ids, tokens=tokens, rule=rule))
+        if self.keeps_facts:
+            self._facts.append(Fact(kind, window, data))
+        if kind == "evict":
+            evicted = self._evicted.setdefault(window, ([], []))
+            evicted[0].append(data[0])
+            evicted[1].append(data[1])
+        elif kind in ("offload", "onboard"):
+            self._events.append(Event(kind, group_name(window), data, rule="6"))
 
     def inserted(self, seq: int, window: int, tokens: int) -> None:
         """The first ``tokens`` tokens of a sequence became findable in a window."""
@@ -118,6 +120,11 @@ class Journal:
     def take(self) -> tuple[tuple[Op, ...], tuple[Event, ...]]:
         """Operations and events since the last call."""
         self._flush()
+        for window, (ids, tokens) in self._evicted.items():
+            self._events.append(
+                Event("evict", group_name(window), tuple(ids), tokens=sum(tokens), rule="6")
+            )
+        self._evicted.clear()
         ops, events = tuple(self._ops), tuple(self._events)
         self._ops, self._events = [], []
         return ops, events
@@ -125,7 +132,7 @@ class Journal:
     @property
     def empty(self) -> bool:
         """Nothing is waiting for a Step."""
-        return not (self._ops or self._events or self._run)
+        return not (self._ops or self._events or self._evicted or self._run)
 
     def _put(self, op: Op) -> None:
         self._flush()

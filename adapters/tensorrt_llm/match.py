@@ -25,7 +25,7 @@ class WindowMatch(NamedTuple):
     walk: Walk
 
 
-_NOTHING = Walk([], 0, None, None, False)
+_NOTHING = Walk([], 0, None, False)
 
 
 def look_up(

@@ -41,17 +41,20 @@ class Node:
 
     def add(self, child: Node) -> None:
         """Adds ``child`` under its key, which must be new here."""
-        if self._order is None:
+        if self._order is None and self.children:  # an only child needs no order
             self._order = BucketOrder(_hash_of)
-        self._order.insert(child)
+            for first in self.children.values():
+                self._order.insert(first)
+        if self._order is not None:
+            self._order.insert(child)
         self.children[child.key] = child
         if self._by_first is not None:
             self._by_first.setdefault(child.first, []).append(child)
 
     def remove(self, child: Node) -> None:
         """Unlinks a child."""
-        assert self._order is not None
-        self._order.erase(child)
+        if self._order is not None:
+            self._order.erase(child)
         del self.children[child.key]
         if self._by_first is not None:
             same = self._by_first[child.first]

@@ -38,14 +38,12 @@ class Found(NamedTuple):
 class Walk(NamedTuple):
     """The committed prefix of a walk.
 
-    ``first_new`` is the index of the first key behind it, ``None`` if all matched. ``tie``:
-    (candidates, block, tokens) if the last match was chosen among equally long ones. ``capped``: a
-    larger window's shorter hit ended the walk.
+    ``tie``: (candidates, block, tokens) if the last match was chosen among equally long ones.
+    ``capped``: a larger window's shorter hit ended the walk.
     """
 
     found: list[Found]
     tokens: int
-    first_new: int | None
     tie: tuple[int, int, int] | None
     capped: bool
 
@@ -162,10 +160,27 @@ class WindowManager:
             if child is None:
                 break
             node = child
-        first_new = committed if committed < len(keys) else None
         if committed < len(found):
             tie = None
-        return Walk(found[:committed], committed_tokens, first_new, tie, capped)
+        return Walk(found[:committed], committed_tokens, tie, capped)
+
+    def whole_blocks(
+        self, request: LlmRequest, keys: Sequence[BlockKey]
+    ) -> tuple[list[Block], int]:
+        """The blocks of a walk without partial matches, and how many keys it covers."""
+        if self.sliding:
+            walk = self.walk(request, keys, False, None)
+            return [piece.block for piece in walk.found if piece.block is not None], len(walk.found)
+        found: list[Block] = []
+        node = self.tree.root
+        for key in keys:
+            child = node.children.get(key)
+            block = child.values.get(self.window) if child is not None else None
+            if child is None or block is None:
+                break
+            found.append(block)
+            node = child
+        return found, len(found)
 
     def _partial(
         self, node: Node, request: LlmRequest, start: int, key: BlockKey
