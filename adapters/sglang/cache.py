@@ -151,20 +151,25 @@ class PrefixCache:
             return Found(root, 0, 0, raw, root)
         matched, accepted = path[-1].stop, len(path)
         if self.windows is not None:
-            accepted = self.windows.accept(path)
+            accepted = self.windows.accept(path, host=self.host is not None)
         elif self.states is not None:
             accepted = self.states.accept(path)
         best = path[accepted - 1] if accepted else root
         self.tree.refresh(best)
+        end, host_window = best, 0
         if self.windows is not None:
             self.windows.refresh(best)
+            if self.host is not None:
+                accepted = self.windows.accept(path[:accepted])
+                end = path[accepted - 1] if accepted else root
+                host_window = self.host.window_tokens(best) if best is not end else 0
         elif self.states is not None:
             self.states.refresh(best)
-        end = best
         while end.parent is not None and end.blocks is None:
             end = end.parent
         branch = self._branch(matched, best.stop)
-        return Found(end, end.stop, matched, raw, best, best.stop - end.stop, branch=branch)
+        host = best.stop - end.stop
+        return Found(end, end.stop, matched, raw, best, host, host_window, branch)
 
     def _branch(self, matched: int, hit: int) -> int | None:
         """Where the paths part, if a component cut the hit short (rules 7, 8)."""
@@ -286,6 +291,12 @@ class PrefixCache:
             window = max(wanted - self.free_window_tokens, 0)
         if (full or window) and not self.disabled:
             self.evict(full, window)
+
+    def has_room(self, tokens: int, window_tokens: int = 0) -> bool:
+        """Whether so much is free in each pool."""
+        if self.windows is not None and self.free_window_tokens < window_tokens:
+            return False
+        return self.free_tokens >= tokens
 
     def evict(self, full: int, window: int = 0, states: int = 0) -> None:
         """Free at least so many tokens and states, or all that can be freed (rule 6)."""

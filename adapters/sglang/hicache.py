@@ -8,18 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from handoff.types import Copy, Event
 
 from .eviction import LeafHeap, policy_key
-from .layout import FULL, HOST
+from .layout import FULL, HOST, HOST_SWA, SWA
 from .node import Node
 from .slots import Blocks, FreeList
 
 if TYPE_CHECKING:
     from .cache import Found, PrefixCache
-    from .journal import Evicted
 
 __all__ = ["HostTier"]
 
@@ -32,6 +29,10 @@ class HostTier:
         self.cache = cache
         self.page = cache.page
         self.free = FreeList(options.host_tokens // cache.page, lifo=False)
+        self.windows: FreeList | None = None
+        """Host blocks of window KV."""
+        if options.attention == "swa":
+            self.windows = FreeList(options.host_swa_tokens // cache.page, lifo=False)
         self.write_back = options.hicache_write_policy == "write_back"
         self.threshold = 2 if options.hicache_write_policy == "write_through_selective" else 1
         self.leaves = LeafHeap(policy_key(options), self._droppable)
@@ -62,6 +63,9 @@ class HostTier:
             blocks = upper.length // self.page
             upper.host, lower.host = lower.host[:blocks], lower.host[blocks:]
             upper.host_lock = lower.host_lock
+            if lower.host_window is not None:
+                window = lower.host_window
+                upper.host_window, lower.host_window = window[:blocks], window[blocks:]
             if upper.blocks is not None:
                 self._both[upper] = None
             self.leaves.offer(lower)
@@ -70,59 +74,93 @@ class HostTier:
 
     def counted(self, node: Node) -> None:
         """A hit was counted: write through once there are enough."""
-        if not self.write_back and node.host is None and node.hits >= self.threshold:
+        if not self.write_back and node.hits >= self.threshold and self._missing(node):
             self._write_through(node)
 
+    def _missing(self, node: Node) -> bool:
+        """Whether the node holds KV on the device that the host does not have."""
+        return node.host is None or (node.window is not None and node.host_window is None)
+
     def _write_through(self, node: Node) -> None:
-        """Copy the node, its uncopied ancestors first; it is held until acknowledged."""
-        chain = [other for other in node.path() if other.host is None]
-        for other in chain:
-            if not self._copy_out(other):
-                return
-        self._pending.append((node, self.cache.lock(node)))
+        """Copy the node, its uncopied ancestors first; each is held until acknowledged."""
+        for other in node.path():
+            if other is node or other.host is None:
+                if not self._copy_out(other):
+                    return
+                self._pending.append((other, self.cache.lock(other)))
 
     def _copy_out(self, node: Node) -> bool:
         """Copy one node to the host if there is room, or room can be made."""
-        assert node.blocks is not None
-        self._make_room(node.length)
-        if self.free_tokens < node.length:
+        window = node.window if node.host_window is None else None
+        tokens = 0 if node.host is not None else node.length
+        self._make_room(tokens, 0 if window is None else node.length)
+        if self.free_tokens < tokens or (window is not None and not self._fits_window(node)):
             return False
-        node.host = self.free.take(len(node.blocks))
-        self._copy(node, FULL, HOST, node.blocks, node.host)
-        self.cache.journal.transfer("d2h", node.length, FULL)
-        self.cache.events.append(Event("offload", FULL, tokens=node.length, rule="10"))
+        if node.host is None:
+            assert node.blocks is not None
+            node.host = self.free.take(len(node.blocks))
+            self._copy(FULL, FULL, HOST, node.blocks, node.host)
+            self._told("d2h", "offload", FULL, node.length)
+        if window is not None:
+            assert self.windows is not None
+            node.host_window = self.windows.take(len(window))
+            self._copy(SWA, SWA, HOST_SWA, window, node.host_window)
+            self._told("d2h", "offload", SWA, node.length)
         return True
 
-    def _copy(self, node: Node, source: str, target: str, old: Blocks, new: Blocks) -> None:
+    def _fits_window(self, node: Node) -> bool:
+        return self.windows is not None and self.windows.num_free * self.page >= node.length
+
+    def _told(self, direction: str, kind: str, group: str, tokens: int) -> None:
+        self.cache.journal.transfer(direction, tokens, group)
+        self.cache.events.append(Event(kind, group, tokens=tokens, rule="10"))
+
+    def _copy(self, group: str, source: str, target: str, old: Blocks, new: Blocks) -> None:
         page = self.page
-        runs = tuple(
-            (int(a) * page, int(b) * page, page) for a, b in zip(old, new, strict=True)
-        )
-        self.cache.ops.append(Copy(FULL, source, target, runs))
+        runs = tuple((int(a) * page, int(b) * page, page) for a, b in zip(old, new, strict=True))
+        self.cache.ops.append(Copy(group, source, target, runs))
 
     # -- host to device -------------------------------------------------------------------------
+
+    def window_tokens(self, best: Node) -> int:
+        """Window KV of the last window before ``best.stop`` that only the host holds."""
+        return sum(node.length for node in self._host_windows(best))
+
+    def _host_windows(self, best: Node) -> list[Node]:
+        windows = self.cache.windows
+        if windows is None:
+            return []
+        return [n for n in windows.seen(best) if n.window is None and n.host_window is not None]
 
     def load_back(self, found: Found) -> bool:
         """Bring the host part of a hit to the device, whole or not at all."""
         cache = self.cache
-        nodes = [node for node in found.best.path() if node.blocks is None]
-        tokens = sum(node.length for node in nodes)
-        if tokens < cache.options.load_back_threshold:
+        if found.host < cache.options.load_back_threshold:
             return False
+        nodes = [node for node in found.best.path() if node.blocks is None]
+        windows = list(reversed(self._host_windows(found.best)))
+        tokens = sum(node.length for node in nodes)
+        window_tokens = sum(node.length for node in windows)
         for node in nodes:
             node.host_lock += 1
-        cache.make_room(tokens)
+        cache.make_room(tokens, window_tokens)
         for node in nodes:
             node.host_lock -= 1
-        if cache.free_tokens < tokens:
+        if not cache.has_room(tokens, window_tokens):
             return False
         for node in nodes:
             assert node.host is not None
             blocks = cache.slots.take(len(node.host))
-            self._copy(node, HOST, FULL, node.host, blocks)
+            self._copy(FULL, HOST, FULL, node.host, blocks)
             cache.tree.adopt_blocks(node, blocks)
-        cache.journal.transfer("h2d", tokens, FULL)
-        cache.events.append(Event("onboard", FULL, tokens=tokens, rule="10"))
+        for node in windows:
+            assert cache.windows is not None and node.host_window is not None
+            blocks = cache.windows.free.take(len(node.host_window))
+            self._copy(SWA, HOST_SWA, SWA, node.host_window, blocks)
+            cache.windows.revive(node, blocks)
+        for group, amount in ((FULL, tokens), (SWA, window_tokens)):
+            if amount:
+                self._told("h2d", "onboard", group, amount)
         self._pending.append((found.best, cache.lock(found.best)))
         self._loading.extend(nodes)
         return True
@@ -144,7 +182,7 @@ class HostTier:
 
     def demote(self, node: Node) -> bool:
         """Before a device leaf goes: whether its content stays on the host."""
-        if node.host is None and self.write_back:
+        if self.write_back and self._missing(node):
             self._reclaim(node.length - self.free_tokens)
             self._copy_out(node)
         return node.host is not None
@@ -160,21 +198,30 @@ class HostTier:
             self.drop_below(kid)
             self._drop(kid)
 
-    def _make_room(self, tokens: int) -> None:
-        """Drop host leaves by policy until ``tokens`` fit, or none is left."""
-        while self.free_tokens < tokens:
+    def _make_room(self, tokens: int, window_tokens: int) -> None:
+        """Drop host leaves by policy until the tokens fit, or none is left."""
+        while self.free_tokens < tokens or (
+            self.windows is not None and self.windows.num_free * self.page < window_tokens
+        ):
             leaf = self.leaves.pop()
             if leaf is None:
                 return
             self._drop(leaf)
 
     def _drop(self, leaf: Node) -> None:
-        assert leaf.host is not None
-        self.free.give(leaf.host)
-        leaf.host = None
+        self._forget(leaf)
         parent = leaf.parent
         self.cache.tree.remove(leaf)
         self.leaves.offer(parent)
+
+    def _forget(self, node: Node) -> None:
+        """The node's host copies go."""
+        assert node.host is not None
+        self.free.give(node.host)
+        if node.host_window is not None:
+            assert self.windows is not None
+            self.windows.give(node.host_window)
+        node.host = node.host_window = None
 
     def _reclaim(self, tokens: int) -> None:
         """Give up host copies of nodes that are on the device too, oldest tracked first."""
@@ -187,6 +234,5 @@ class HostTier:
                 if spare_leaves and node.evictable:
                     continue
                 tokens -= node.length
-                self.free.give(node.host)
-                node.host = None
+                self._forget(node)
                 del self._both[node]

@@ -127,16 +127,21 @@ class Inserter:
         cache, page = self.cache, self.page
         start = max(req.protected, node.start)
         first, last = start // page, node.stop // page
-        if node.blocks is None:  # on the host only: the request's blocks revive it (rule 10)
-            assert cache.host is not None and start == node.start
-            self.tree.adopt_blocks(node, req.row.copy(first, last))
-            cache.host.revived(node)
-            return node
         if cache.windows is None:
+            if node.blocks is None:
+                self._adopt(req, node)
+                return node
             cache.slots.give(req.row.copy(first, last))
             cache.repoint(req, cache.main, first, node.blocks[first - node.start // page :])
             return node
         return self._meet_windowed(req, node, start)
+
+    def _adopt(self, req: Req, node: Node) -> None:
+        """The node lived on the host only: the request's blocks revive it (rule 10)."""
+        host, page = self.cache.host, self.page
+        assert host is not None and node.start >= req.protected
+        self.tree.adopt_blocks(node, req.row.copy(node.start // page, node.stop // page))
+        host.revived(node)
 
     def _meet_windowed(self, req: Req, node: Node, start: int) -> Node:
         """The same with window KV: tombstones above ``window_freed`` are revived (rule 7).
@@ -157,10 +162,12 @@ class Inserter:
     def _revive(self, req: Req, node: Node) -> None:
         """A tombstone takes the request's window KV; unlocked, its full KV too."""
         cache, windows, page = self.cache, self.cache.windows, self.page
-        assert windows is not None and node.blocks is not None
+        assert windows is not None
         first, last = node.start // page, node.stop // page
         own = req.row.copy(first, last)
-        if node.lock == 0:
+        if node.blocks is None:
+            self._adopt(req, node)
+        elif node.lock == 0:
             cache.slots.give(node.blocks)
             node.blocks = own
         else:
@@ -170,7 +177,10 @@ class Inserter:
 
     def _duplicate(self, req: Req, node: Node, start: int) -> None:
         cache, windows, page = self.cache, self.cache.windows, self.page
-        assert windows is not None and node.blocks is not None
+        assert windows is not None
+        if node.blocks is None:
+            self._adopt(req, node)
+            return
         first, last = start // page, node.stop // page
         cache.slots.give(req.row.copy(first, last))
         cache.repoint(req, cache.main, first, node.blocks[first - node.start // page :])

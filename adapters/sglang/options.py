@@ -116,6 +116,12 @@ class Options(Base):
         return tokens // self.page_size * self.page_size
 
     @property
+    def host_swa_tokens(self) -> int:
+        """Slots of the host pool for window KV: the same share of the device pool."""
+        tokens = self.swa_tokens * self.host_tokens // self.max_total_tokens
+        return (tokens // self.page_size + 1) * self.page_size
+
+    @property
     def host_tokens(self) -> int:
         """Slots of the host pool (rule 10): one page more than asked."""
         asked = self.hicache_max_total_tokens

@@ -254,12 +254,8 @@ class Scheduler:
     def _fits(self, reqs: Sequence[Req]) -> bool:
         """Make room for a decode step; whether there is enough (``check_decode_mem``)."""
         need = self._need(reqs)
-        cache = self.cache
-        cache.make_room(need)
-        fits = cache.free_tokens >= need
-        if cache.windows is not None:
-            fits = fits and cache.free_window_tokens >= need
-        return fits
+        self.cache.make_room(need)
+        return self.cache.has_room(need, need)
 
     def _step(self, reqs: Sequence[Req]) -> list[tuple[Req, Blocks]]:
         """One more position for each row: windows first, then room, then slots (rules 5, 7)."""

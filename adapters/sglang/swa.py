@@ -35,21 +35,33 @@ class Windows:
 
     # -- matching -------------------------------------------------------------------------------
 
-    def accept(self, path: list[Node]) -> int:
+    def accept(self, path: list[Node], *, host: bool = False) -> int:
         """How many nodes of ``path`` may be hit: the last must end a live run of >= one window.
 
-        A path that is live from the root needs no full window.
+        A path that is live from the root needs no full window. ``host``: copies on the host count
+        as live, else only nodes with all their KV on the device do.
         """
         run: float = float("inf")
         accepted = 0
         for index, node in enumerate(path, 1):
-            if node.window is None:
+            if not host and node.blocks is None:
+                break
+            if node.window is None and not (host and node.host_window is not None):
                 run = 0
             else:
                 run += node.length
                 if run >= self.window:
                     accepted = index
         return accepted
+
+    def seen(self, end: Node) -> list[Node]:
+        """The nodes that cover one window upward from ``end``, lowest first."""
+        nodes, covered, node = [], 0, end
+        while node.parent is not None and covered < self.window:
+            nodes.append(node)
+            covered += node.length
+            node = node.parent
+        return nodes
 
     def refresh(self, end: Node) -> None:
         """Nodes covering window + page upward from ``end`` become newest, ``end`` newest of all."""
