@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .errors import BadInput, HandoffError
-from .types import Layout, Match, Request, Step, StepResult
+from .types import Handoff, Layout, Match, Request, Step, StepResult
 
 if TYPE_CHECKING:
     from .conformance.recording import Recordings
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "ORDER",
     "Adapter",
+    "Cites",
+    "Counts",
     "Engine",
     "Evidence",
     "Options",
@@ -117,6 +119,22 @@ class Adapter(Protocol):
 
     def recordings(self) -> Recordings | None:
         """How its conformance recordings are replayed, or ``None`` if it has none."""
+
+
+@runtime_checkable
+class Counts(Protocol):
+    """Adapters that know how the framework itself counts an admission; optional."""
+
+    def counters(self, handoff: Handoff) -> Mapping[str, float]:
+        """What this admission adds to the framework's own counters, under their own names."""
+
+
+@runtime_checkable
+class Cites(Protocol):
+    """Adapters that cite the rules behind losses which no Handoff deducts; optional."""
+
+    rules: Mapping[str, str]
+    """Reason -> section of the rule book: alignment, evicted, not_stored, isolation ..."""
 
 
 def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:

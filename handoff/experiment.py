@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .adapter import Adapter, Engine, Options, load, make_options
+from .adapter import Adapter, Cites, Counts, Engine, Options, load, make_options
 from .errors import BadInput, HandoffError
 from .ledger.attribution import Accountant, Label
 from .ledger.costs import Costs
@@ -150,10 +150,11 @@ def run_row(
         scenario=stream.name,
         describe=adapter.describe(options),
         options=changed,
-        rules=getattr(adapter, "rules", {}),
+        rules=adapter.rules if isinstance(adapter, Cites) else {},
     )
     costs = Costs(load_model(model), engine.layout, find_device(device))
-    accountant = Accountant(engine.layout, label, costs)
+    counters = adapter.counters if isinstance(adapter, Counts) else None
+    accountant = Accountant(engine.layout, label, costs, counters)
     tags = TagStore(engine.layout) if check_tags else None
     sinks: list[Sink] = [StepChecker(engine.layout), accountant]
     if tags is not None:

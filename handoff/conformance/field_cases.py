@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from handoff.adapter import load
+from handoff.adapter import Cites, Counts, load
 from handoff.errors import BadInput, Unsupported
 from handoff.explain.chain import story
 from handoff.explain.prompts import Prompt, compare
@@ -301,9 +301,10 @@ def play(case: FieldCase) -> Played:
         adapter.evidence,
         case.label,
         adapter.describe(options),
-        rules=getattr(adapter, "rules", {}),
+        rules=adapter.rules if isinstance(adapter, Cites) else {},
     )
-    accountant = Accountant(engine.layout, label)
+    counters = adapter.counters if isinstance(adapter, Counts) else None
+    accountant = Accountant(engine.layout, label, counters=counters)
     watch = _Watch()
     arrivals = _arrivals(case)
     run(
@@ -423,6 +424,8 @@ def _fits(wanted: Any, got: Any) -> bool:
     """Equal; a pair of integers is a closed interval where one number is checked."""
     if isinstance(wanted, list) and len(wanted) == 2 and isinstance(got, int):
         return bool(wanted[0] <= got <= wanted[1])
+    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
+        return _fit_groups(wanted, got)
     if isinstance(wanted, list) and isinstance(got, list):
         if wanted and isinstance(wanted[0], int) and got and isinstance(got[0], list):
             return wanted == [length for _, length in got]
@@ -441,31 +444,23 @@ def _entry(read: Callable[[Entry], Any]) -> Callable[[Played, str], Any]:
 
 
 def _groups(played: Played, request: str) -> Any:
-    """Tokens that each group matched: by its name, its window, or the length limit's digits."""
+    """Tokens that each group matched before the groups were reconciled."""
     handoff = played.handoffs.get(request)
-    if handoff is None:
-        return None
-    return _Groups({answer.group: answer.matched for answer in handoff.groups})
+    return handoff and {answer.group: answer.matched for answer in handoff.groups}
 
 
-class _Groups(dict[str, int]):
-    """Equal to an expectation that names groups by type or window."""
+def _fit_groups(wanted: Mapping[str, int], got: Mapping[str, int]) -> bool:
+    """Whether each group named by its type or window (a part of its name) matched so much."""
+    for key, tokens in wanted.items():
+        named = [name for name in got if key in re.findall(r"[a-z]+|\d+", name)]
+        if len(named) != 1 or got[named[0]] != tokens:
+            return False
+    return True
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Mapping):
-            return NotImplemented
-        for key, tokens in other.items():
-            fitting = [
-                name for name in self if key in re.split(r"[^0-9a-zA-Z]+|(?<=\D)(?=\d)", name)
-            ]
-            if len(fitting) != 1 or self[fitting[0]] != tokens:
-                return False
-        return True
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = None
+def _stats(played: Played, name: str) -> float:
+    """One of the framework's own counters, summed over first admissions."""
+    return sum(e.counters.get(f"prefix_cache_{name}", 0) for e in played.entries.values())
 
 
 def _external(played: Played, request: str) -> int | None:
@@ -508,11 +503,13 @@ _BY_REQUEST: dict[str, Callable[[Played, str], Any]] = {
     "copies": _copies,
     "charged": _charged,
     "chunks": _chunks,
+    "stats": _stats,
     "step": lambda played, request: played.first_step.get(request),
     "readmission": lambda played, request: (
         played.again[request].hit_tokens if request in played.again else None
     ),
 }
+
 
 _TOTALS: dict[str, Callable[[Played], Any]] = {
     "passes": lambda played: played.passes,
