@@ -1,9 +1,10 @@
 """llama.cpp: llama-server, build b11434.
 
 Rules from ``tools/server/server-context.cpp`` (slots, matching, checkpoints, batches),
-``server-task.cpp`` (RAM prompt cache), ``server-common.cpp`` (token lists), ``src/llama-kv-cache*``,
-``src/llama-memory-*`` (cells, states) and ``common/common.{h,cpp}`` (defaults). Evidence: the server
-ran, its answers, slots and log were recorded. Left out: see ``left_out``.
+``server-task.cpp`` (RAM prompt cache), ``server-common.cpp`` (token lists),
+``src/llama-kv-cache*``, ``src/llama-memory-*`` (cells, states) and ``common/common.{h,cpp}``
+(defaults). Evidence: the server ran; its answers, slots and log were recorded. Left out: see
+``left_out``.
 """
 
 from __future__ import annotations

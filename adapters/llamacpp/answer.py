@@ -74,9 +74,7 @@ def unsound_rules(memory: Memory, slot: Slot, task: Task, hit: Hit) -> tuple[str
     if not hit.tokens:
         return ()
     found = []
-    if hit.restore is not None and not hit.restore.same_text(
-        task.prompt, hit.tokens
-    ):
+    if hit.restore is not None and not hit.restore.same_text(task.prompt, hit.tokens):
         found.append("11.1")
     if memory.states is not None and hit.restore is None and not slot.origin.in_place(hit.tokens):
         found.append("11.2")

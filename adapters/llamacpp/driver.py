@@ -9,10 +9,10 @@ from handoff.conformance.recording import Case, Kind, Recordings
 from handoff.index.spans import Seq
 from handoff.types import Request
 
+from .log import Line
 from .native import replay_native
 from .options import from_command
 from .play import Play, Report
-from .server import Line
 
 __all__ = ["RECORDINGS"]
 

@@ -10,13 +10,14 @@ from handoff.errors import Refused
 from handoff.index.spans import Seq
 from handoff.types import Handoff, Layout, Match, Request, Row, Step, StepResult
 
+from .batches import Work
 from .decision import group_questions
 from .files import SlotFiles
-from .memory import Work
+from .log import Line
 from .options import Options
 from .probe import probe
 from .scheduler import MicroBatch, Scheduler
-from .server import Line, Server
+from .server import Server
 from .slots import Task
 
 __all__ = ["LlamaCppEngine"]

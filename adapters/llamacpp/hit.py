@@ -22,8 +22,8 @@ class Hit:
     """The outcome for one prompt; planning changes nothing.
 
     ``common`` is the longest common prefix with the slot, ``chunks`` are what chunk reuse moves,
-    ``restore`` the checkpoint taken (``reset``: none fitted), ``pos_next`` the position that decides
-    which checkpoints stay, ``full`` says that the last token is computed again.
+    ``restore`` the checkpoint taken (``reset``: none fitted), ``pos_next`` the position that
+    decides which checkpoints stay, ``full`` says that the last token is computed again.
     """
 
     common: int

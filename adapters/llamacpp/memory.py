@@ -27,15 +27,16 @@ from handoff.types import (
     StateUse,
 )
 
+from .batches import Work, consecutive, equal
 from .cells import Cells, Purge, runs
 from .hostpool import HostPool
 from .options import Options
 from .recurrent import States
 
-__all__ = ["Chunk", "Memory", "Part", "Saved", "Work", "part_of"]
+__all__ = ["Chunk", "Memory", "Part", "Saved"]
 
 FULL, WINDOW, STATE = "full", "window", "state"
-_HOST_SHARE = 64  # host cells per device cell at most; only an address space (hostpool.py)
+_MOST_HOST = 1 << 18  # host ids of a group, unless the device has more than a quarter of that
 _CACHE_HEADER, _CACHE_LAYER, _CELL = 20, 24, 12  # bytes of a serialized cache (RULES 8.4)
 _SEQ_HEADER = 8
 
@@ -47,16 +48,6 @@ class Chunk:
     source: int
     target: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """Tokens ``[start, start + count)`` of a slot in a batch; the last ``drafts`` are guesses."""
-
-    slot: int
-    start: int
-    count: int
-    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +106,24 @@ class Memory:
         return Layout(tuple(pools), tuple(groups), tuple(Layer(name) for name in pattern))
 
     def _host(self, name: str, size: int) -> Pool:
-        self.hosts[name] = HostPool(f"{name}-host", size * _HOST_SHARE)
-        return Pool(f"{name}-host", size * _HOST_SHARE, "host")
+        """The host pool of a group: an address for every byte that could be kept there.
+
+        RAM entries within the byte limit (or the context, without one), all checkpoints of all
+        slots, and room for slot files; bounded, because small models never fill 8 GiB.
+        """
+        options = self.options
+        per_id = {
+            FULL: options.kv_bytes_per_token,
+            WINDOW: options.swa_bytes_per_token,
+            STATE: options.state_bytes,
+        }[name]
+        limit = options.ram_bytes
+        kept = 2 * size if limit is None else limit // (per_id + _CELL)
+        if name != FULL:
+            kept += options.ctx_checkpoints * size * 2
+        blocks = min(kept, max(_MOST_HOST, 4 * size)) + 2 * size
+        self.hosts[name] = HostPool(f"{name}-host", blocks)
+        return Pool(f"{name}-host", blocks, "host")
 
     # -- what the memory reports ---------------------------------------------------------------
 
@@ -323,8 +330,8 @@ class Memory:
     def split(self, work: Sequence[Work]) -> list[list[Work]]:
         """The micro-batches of a batch (RULES 6; llama-batch.cpp)."""
         if self.options.unified and self.states is None:
-            return list(_consecutive(work, self.options.micro_batch))
-        return list(_equal(work, self.options.micro_batch, in_order=not self.options.unified))
+            return list(consecutive(work, self.options.micro_batch))
+        return list(equal(work, self.options.micro_batch, in_order=not self.options.unified))
 
     def fits(self, batches: Sequence[Sequence[Work]]) -> bool:
         """Whether all micro-batches find room; changes nothing."""
@@ -415,56 +422,6 @@ def _write(cells: Cells, stream: int, part: Sequence[Work]) -> tuple[list[int], 
     if ids is None:
         return None
     return ids, cells.write(ids, [(work.slot, work.start, work.count) for work in part])
-
-
-def _consecutive(work: Sequence[Work], size: int) -> Iterable[list[Work]]:
-    """Runs of ``size`` tokens in batch order."""
-    batch: list[Work] = []
-    room = size
-    for item in work:
-        for piece in _pieces(item, room, size):
-            batch.append(piece)
-            room -= piece.count
-            if room == 0:
-                yield batch
-                batch, room = [], size
-    if batch:
-        yield batch
-
-
-def _pieces(item: Work, room: int, size: int) -> Iterable[Work]:
-    done = 0
-    while done < item.count:
-        count = min(item.count - done, room)
-        yield part_of(item, done, count)
-        done += count
-        room = size
-
-
-def _equal(work: Sequence[Work], size: int, in_order: bool) -> Iterable[list[Work]]:
-    """Equally many tokens of each sequence, as many sequences as have tokens left.
-
-    ``in_order``: only consecutive, increasing slot ids go together (separate streams).
-    """
-    left = list(work)
-    while left:
-        taken: list[Work] = []
-        for item in left:
-            if len(taken) < size and (not in_order or not taken or item.slot == taken[-1].slot + 1):
-                taken.append(item)
-        count = min(min(item.count for item in taken), max(1, size // len(taken)))
-        yield [part_of(item, 0, count) for item in taken]
-        left = [
-            part_of(item, count, item.count - count) if item in taken else item
-            for item in left
-            if item not in taken or item.count > count
-        ]
-
-
-def part_of(item: Work, skip: int, count: int) -> Work:
-    """``count`` tokens of a piece of work after the first ``skip``."""
-    guesses = max(0, skip + count - max(skip, item.count - item.drafts))
-    return Work(item.slot, item.start + skip, count, guesses)
 
 
 def _zip_runs(

@@ -10,9 +10,9 @@ from handoff.errors import BadInput, Unsupported
 from handoff.index.spans import Seq
 from handoff.types import Request
 
+from .log import Line
 from .options import from_command
 from .play import Play, Report
-from .server import Line
 
 __all__ = ["replay_native"]
 
@@ -24,8 +24,10 @@ NUM_WORDS = 3000
 """Only tokens below this are spelled ``wNNNN``."""
 
 WITH_MEM = frozenset(
-    ["cancel", "cmpl", "ctxshift", "draft", "files", "hybrid", "hybrid_reuse"]
-    + ["spans", "stop", "swa", "swa_multi"]
+    [
+        *("cancel", "cmpl", "ctxshift", "draft", "files", "hybrid", "hybrid_reuse"),
+        *("spans", "stop", "swa", "swa_multi"),
+    ]
 )
 """Kinds that were recorded at the log level that shows the memory's range."""
 

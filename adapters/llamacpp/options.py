@@ -168,7 +168,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"memory": "hybrid", "n_layer": 1, "kv_bytes_per_token": 64, "state_bytes": 300},
     "mamba": {"memory": "recurrent", "n_layer": 0, "kv_bytes_per_token": 0, "state_bytes": 300},
 }
-"""The tiny models of the recordings; sizes follow from recorded file and cache sizes (RULES 8.4)."""
+"""The tiny models of the recordings; sizes follow from recorded file sizes (RULES 8.4)."""
 
 TRAINED = 8192
 """Training length of the recorded models."""

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from handoff.conformance.recording import Watch
 from handoff.errors import Refused
-from handoff.index.spans import Seq
 from handoff.types import Open, Request, RowResult, Step, StepResult
 
 from .engine import LlamaCppEngine
+from .log import Line
 from .options import Options
-from .server import Line
 
 __all__ = ["Play", "Report"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from handoff.types import RowResult
 
+from .batches import Work, split_at
 from .checkpoints import cut_after
-from .memory import Work, part_of
 from .options import Options
 from .server import Server
 from .slots import Slot, Task
@@ -54,7 +54,7 @@ class Scheduler:
     # -- the loop ------------------------------------------------------------------------------
 
     def next_micro_batch(self) -> MicroBatch | None:
-        """The next pass, starting a new loop if the last batch is done; None if nothing is to do."""
+        """The next pass, of a new loop if the last batch is done; None if nothing is to do."""
         while True:
             if self.batch is None and not self._loop():
                 return None
@@ -191,10 +191,10 @@ class Scheduler:
     # -- computing it --------------------------------------------------------------------------
 
     def _view(self, batch: _Batch) -> bool:
-        """Place the next part of the batch; False if it is done or had to be given up (RULES 10)."""
+        """Place the next part of the batch; False if it is done or was given up (RULES 10)."""
         server = self.server
         while batch.rest:
-            part, rest = _split_at(batch.rest, batch.limit)
+            part, rest = split_at(batch.rest, batch.limit)
             passes = server.memory.split(part)
             if server.memory.fits(passes):
                 batch.view = deque(MicroBatch(work, False) for work in passes)
@@ -261,7 +261,8 @@ class Scheduler:
         """How many positions of a row give logits."""
         slot = self.server.slots[work.slot]
         if slot.phase == "generating":
-            return 1 + work.drafts
+            last = work.start + work.count == slot.length + len(slot.ahead)
+            return 1 + work.drafts if last else 0
         assert slot.task is not None
         return int(work.start + work.count == slot.task.num_prompt)
 
@@ -336,19 +337,3 @@ class Scheduler:
                 break
         if ended:
             self.server.release(slot)
-
-
-def _split_at(work: Sequence[Work], limit: int) -> tuple[list[Work], list[Work]]:
-    """The first ``limit`` tokens of a batch, and what is left."""
-    head: list[Work] = []
-    for at, item in enumerate(work):
-        if item.count <= limit:
-            head.append(item)
-            limit -= item.count
-            continue
-        tail = list(work[at + 1 :])
-        if limit:
-            head.append(part_of(item, 0, limit))
-            item = part_of(item, limit, item.count - limit)
-        return head, [item, *tail]
-    return head, []
