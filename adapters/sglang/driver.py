@@ -11,6 +11,7 @@ from handoff.conformance.recording import Kind, Recordings
 
 from .driver_common import INPUTS as COMMON
 from .driver_common import replay_common
+from .driver_layouts import ENCODER_INPUTS, WINDOW_INPUTS, replay_encoder, replay_window
 from .driver_native import FOLLOWED as NATIVE_FOLLOWED
 from .driver_native import INPUTS as NATIVE
 from .driver_native import replay_native
@@ -27,6 +28,8 @@ RECORDINGS = Recordings(
             followed=NATIVE_FOLLOWED,
             requests=lambda line: len(line["requests"]),
         ),
+        "dsv41_window": Kind(inputs=WINDOW_INPUTS, replay=replay_window),
+        "encoder": Kind(inputs=ENCODER_INPUTS, replay=replay_encoder),
     },
     options=options_of,
 )
