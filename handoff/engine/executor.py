@@ -22,7 +22,7 @@ __all__ = ["Executor"]
 class Executor(InOrder):
     """Executes Steps in order; a sink of the runner, or driven by ``run`` and ``complete``.
 
-    * ``rows``: the rows of the last Step with their real positions and tokens.
+    * ``number``: the last Step; ``rows``: its rows with their real positions and tokens.
     * ``logits``: per row of it, ``[emits, vocab]``.
     * ``last_plan``: the arrays it ran on.
 
@@ -47,6 +47,8 @@ class Executor(InOrder):
         self.tables = Tables(layout)
         self.model = Transformer(self.spec, seed, dtype, device)
         self.pages = KVPages(layout, self.spec, dtype, device, poison=poison)
+        self.build: Callable[[list[Settled], Layout, ModelSpec], ForwardPlan] = build
+        self.number = -1
         self.rows: list[Settled] = []
         self.logits: list[torch.Tensor] = []
         self.last_plan: ForwardPlan | None = None
@@ -67,12 +69,13 @@ class Executor(InOrder):
         for op in step.ops:
             self.tables.apply(op)
             self._apply(op)
+        self.number = step.number
         self.rows = [self.tables.settle(step, row) for row in step.rows]
         self.logits = []
         self.last_plan = None
         if not self.rows:
             return
-        plan = self.last_plan = build(self.rows, self.layout, self.spec)
+        plan = self.last_plan = self.build(self.rows, self.layout, self.spec)
         logits = self.model.forward(plan, self.pages)
         bounds = plan.emit_start.tolist()
         self.logits = [logits[a:b] for a, b in pairwise(bounds)]

@@ -50,6 +50,16 @@ class Approximation:
         self.kl += float((p.exp() * (p - q)).sum())
         self.top1 += int(found.argmax() == exact.argmax())
 
+    def merge(self, other: Approximation) -> None:
+        """Add the rows of another run."""
+        self.rows += other.rows
+        self.max_error = max(self.max_error, other.max_error)
+        self.kl += other.kl
+        self.top1 += other.top1
+
+
+Causes = dict[tuple[int, int], tuple[str, ...]]
+
 
 class _Emitted(NamedTuple):
     """Logits of the trailing positions of one row, and why they may be no exact ones."""
@@ -82,7 +92,11 @@ class TruthCheck:
     A sequence is checked when it closes (or at ``finish``), by one cold run over all its tokens;
     logits behind a rejected draft belong to no text and are dropped. ``rows`` and ``requests``
     count what was compared exactly, ``max_error`` is the largest relative error among them and
-    ``worst`` says where. ``check_tags=False`` takes every row for an exact one (planted faults).
+    ``worst`` says where; ``not_finite`` counts rows with a NaN, which void content would give.
+
+    ``causes`` are the causes of taint by (Step, sequence), filled from the tags; with
+    ``check_tags=False`` those given (of an earlier run) stand, which is how planted faults are
+    shown to the logits alone.
 
     Keys that were moved have no cold twin, except in the first layer, where keys and values depend
     on token and position alone: ``moved_keys`` of them are compared with fresh ones, and
@@ -99,11 +113,13 @@ class TruthCheck:
         tolerance: float | None = None,
         spec: ModelSpec | None = None,
         check_tags: bool = True,
+        causes: Causes | None = None,
     ) -> None:
         self.layout = layout
         self.dtype = dtype
         self.tolerance = TOLERANCE[dtype] if tolerance is None else tolerance
         self.tags = TagStore(layout) if check_tags else None
+        self.causes: Causes = {} if causes is None else causes
         self.executor = Executor(
             layout, spec, seed, getattr(torch, dtype), device, poison=True, watch=self._watch
         )
@@ -111,6 +127,7 @@ class TruthCheck:
         self.requests: set[str] = set()
         self.max_error = 0.0
         self.worst = ""
+        self.not_finite = 0
         self.moved_keys = 0
         self.moved_error = 0.0
         self.approximate = Approximation()
@@ -136,8 +153,8 @@ class TruthCheck:
 
     @property
     def ok(self) -> bool:
-        """Every row that must be exact is."""
-        return max(self.max_error, self.moved_error) <= self.tolerance
+        """Every row that must be exact is, and no logit of any row is missing."""
+        return not self.not_finite and max(self.max_error, self.moved_error) <= self.tolerance
 
     def verdict(self) -> Truth:
         """The result of the whole run, for the report."""
@@ -167,7 +184,11 @@ class TruthCheck:
             if row.emits == 0:
                 continue
             tokens = row.tokens.tokens(len(row.tokens) - len(logits))
-            causes = self.tags.causes.get(row.of.seq, ()) if self.tags else ()
+            key = step.number, row.of.seq
+            if self.tags and row.of.seq in self.tags.causes:
+                self.causes[key] = self.tags.causes[row.of.seq]
+            causes = self.causes.get(key, ())
+            self.not_finite += int(not bool(torch.isfinite(logits).all()))
             if "moved" in causes and "zeros" not in causes and "lora" not in causes:
                 self._check_moved(row)
             pending.rows.append(_Emitted(row.stop - len(logits), tokens, logits, causes))

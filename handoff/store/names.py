@@ -21,11 +21,12 @@ _TOKEN, _POSITION = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03  # odd: products do n
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # finaliser of splitmix64
 
 
-def seed(lora: str | None) -> int:
-    """What the name starts from: 0 without a LoRA, else a hash of its name."""
-    if lora is None:
+def seed(lora: str | None, salt: str | None = None) -> int:
+    """What the name starts from: 0, or a hash of the LoRA and (where it shall count) the salt."""
+    if lora is None and salt is None:
         return 0
-    return int.from_bytes(hashlib.blake2b(lora.encode(), digest_size=8).digest(), "little")
+    key = repr((lora, salt)).encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 def words(tokens: NDArray[np.int64], start: int) -> Words:
@@ -58,8 +59,8 @@ class Names:
 
     __slots__ = ("_names", "length", "seed")
 
-    def __init__(self, lora: str | None) -> None:
-        self.seed = seed(lora)
+    def __init__(self, lora: str | None, salt: str | None = None) -> None:
+        self.seed = seed(lora, salt)
         self.length = 0
         self._names: Words = np.empty(16, np.uint64)
 

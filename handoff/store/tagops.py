@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,8 +37,8 @@ class Reading:
 
     __slots__ = ("cold", "names", "readers")
 
-    def __init__(self, of: Sequence) -> None:
-        self.names = Names(of.lora)
+    def __init__(self, of: Sequence, salt: str | None) -> None:
+        self.names = Names(of.lora, salt)
         self.readers = [Reader() for _ in of.tables]
         self.cold: Spans | None = None
 
@@ -44,14 +46,16 @@ class Reading:
 class TagOps(InOrder):
     """Tags, what each open sequence has verified, and the operations that change either."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, salts: Mapping[str, str | None] | None = None) -> None:
         super().__init__()
+        self._salts = salts or {}
         self.layout = layout
         self.tables = Tables(layout)
         self._number = 0
         self._slots: dict[tuple[int, str], Slots] = {}
         self._reading: dict[int, Reading] = {}
-        self._seeds = {seed(None)}
+        self._loras: dict[int, str | None] = {seed(None): None}
+        """LoRA of every seed seen so far."""
         self._shifted: list[tuple[int, Ints]] = []
 
     def _tags(self, at: int, pool: str | None = None) -> Slots:
@@ -91,8 +95,9 @@ class TagOps(InOrder):
             self._rebound(self.tables.index[op.group], op.seq, op.first, op.last)
         elif isinstance(op, Open):
             self.tables.apply(op)
-            reading = self._reading[op.seq] = Reading(self.tables.open[op.seq])
-            self._seeds.add(reading.names.seed)
+            salt = self._salts.get(op.request.partition("#")[0])
+            reading = self._reading[op.seq] = Reading(self.tables.open[op.seq], salt)
+            self._loras[reading.names.seed] = op.lora
         elif isinstance(op, Close):
             self.tables.apply(op)
             del self._reading[op.seq]

@@ -14,7 +14,7 @@ table's back, not at every row; ``every=True`` tests every visible slot of every
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from .tagops import TagOps
 
 __all__ = ["CAUSES", "TagFault", "TagStore"]
 
-CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden")
+CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden", "salt")
 """Why content is not what a cold run would hold.
 
 * ``text``: another text stands before it, and nobody shifted it; ``moved``: it was shifted here.
@@ -36,22 +36,33 @@ CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden")
 * ``state``: a recurrent state of another text.
 * ``zeros``: zeros at positions that have a text.
 * ``hidden``: fewer keys were visible than the cold rule shows.
+* ``salt``: KV of another isolation key. The values are right, the secrecy is not; counted only
+  where ``salts`` are given.
 """
-_TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN = (1 << at for at in range(6))
+_TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN, _SALT = (1 << at for at in range(7))
 
 
 class TagStore(TagOps):
     """Runs Steps over tags; see the module.
 
     ``taint`` counts computed tokens by cause, ``num_tokens`` all of them, ``num_tainted`` those
-    with any cause, ``first`` describes the first occurrence of each cause.
+    with any cause, ``first`` describes the first occurrence of each cause. With ``salts`` (request
+    to salt) a salt counts as content.
     """
 
-    def __init__(self, layout: Layout, *, every: bool = False) -> None:
-        super().__init__(layout)
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        every: bool = False,
+        salts: Mapping[str, str | None] | None = None,
+    ) -> None:
+        super().__init__(layout, salts)
         self.every = every
         self.taint: Counter[str] = Counter()
         self.first: dict[str, str] = {}
+        self.rows: list[Settled] = []
+        """The last Step's rows with their real positions and tokens."""
         self.causes: dict[int, tuple[str, ...]] = {}
         """Causes of taint of the last Step's rows, by sequence; clean rows are absent."""
         self.num_tokens = self.num_tainted = 0
@@ -66,7 +77,7 @@ class TagStore(TagOps):
         for handoff in step.handoffs:
             if handoff.seq in self._reading:
                 self._reading[handoff.seq].cold = handoff.cold
-        rows = [self.tables.settle(step, row) for row in step.rows]
+        rows = self.rows = [self.tables.settle(step, row) for row in step.rows]
         names = [self._row_names(row) for row in rows]
         groups = list(enumerate(self.layout.groups))
         staged = [{at: self._read(row, at) for at, group in groups if group.ring} for row in rows]
@@ -165,7 +176,9 @@ class TagStore(TagOps):
         if tags.taint[slot] & SHIFTED:
             return _MOVED
         bare = (int(tags.name[slot]) - expected + self._reading[of.seq].names.seed) % (1 << 64)
-        return _LORA if bare in self._seeds else _TEXT
+        if bare not in self._loras:
+            return _TEXT
+        return _SALT if self._loras[bare] == of.lora else _LORA
 
     def _write(self, row: Settled, at: int, names: Words) -> Ints:
         """Tag what the row stores in a KV group; returns its slots."""

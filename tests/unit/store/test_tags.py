@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from handoff.index.spans import LATE, Seq
@@ -53,7 +55,7 @@ STATE = Layout(
 class Play:
     """Feeds Steps synchronously; ``out`` maps a sequence to what its row emits."""
 
-    def __init__(self, layout: Layout, **options: bool) -> None:
+    def __init__(self, layout: Layout, **options: Any) -> None:
         self.tags = TagStore(layout, **options)
         self.number = 0
 
@@ -303,6 +305,14 @@ def test_lora_zeros_and_hidden_are_counted_by_cause() -> None:
     # taint spreads: who reads the zeros' successor is tainted, too
     play(row(2, Seq([*text.tokens(), 7]), 10), out={2: (9,)})
     assert play.tags.taint["zeros"] == 3 and play.tags.num_tainted == 7
+
+
+def test_salts_count_where_they_are_given() -> None:
+    for salts, taint in ((None, {}), ({"r0": "a", "r1": "b"}, {"salt": 2})):
+        play, text = Play(FULL, salts=salts), prompt(10)
+        cold(play, 0, text, (5, 9, 2))
+        shared(play, text, 8, (5, 9), (3,))
+        assert play.tags.taint == taint
 
 
 def test_hidden_counts_against_the_cold_rule() -> None:
