@@ -66,7 +66,8 @@ class VllmAdapter:
     def describe(self, options: Options) -> str:
         assert isinstance(options, VllmOptions)
         parts = [
-            f"{group.type} {group.block_size}" if len(options.cache_groups) > 1
+            f"{group.type} {group.block_size}"
+            if len(options.cache_groups) > 1
             else f"block {group.block_size}" + ("" if group.type == "full" else f" {group.type}")
             for group in options.cache_groups
         ]

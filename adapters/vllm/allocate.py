@@ -6,25 +6,21 @@ single_type_kv_cache_manager.py)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from handoff.types import NULL, Bind, Close, Copy, Cut, Event, Load, Open
 
 from . import mamba
 from .coordinator import Coordinator, Hit, Measure
+from .insert import Insertion
 from .keys import KeyTree, prefix_length
 from .options import VllmOptions
 from .pool import NULL_BLOCK, BlockPool
-from .retention import keep_all, retained
-from .sizes import GroupSpec, Sizes, cdiv, floor_to
+from .sizes import GroupSpec, Sizes, cdiv
 from .state import Outbox, RequestState
 
-__all__ = ["MOVED_EXTRA", "POOL", "KVCache"]
+__all__ = ["POOL", "KVCache"]
 
 POOL = "kv"
 """Name of the one pool all groups share."""
-MOVED_EXTRA = "10, extra key moved"
-"""Rule of an insert event for a key that only moved and is not the block's primary one."""
 
 
 class KVCache:
@@ -38,13 +34,12 @@ class KVCache:
         self.pool = BlockPool(options.num_gpu_blocks, caching=self.caching)
         self.keys = KeyTree(sizes.hash_block)
         self.coordinator = Coordinator(self.pool, sizes)
+        self.insertion = Insertion(options, sizes, self.pool, out)
         self._leaving = tuple(group for group in sizes.groups if group.leaves)
         self.has_states = any(group.type == "mamba" for group in sizes.groups)
         self._mambas = tuple(group for group in sizes.groups if group.type == "mamba")
         self._copies: list[list[tuple[int, int]]] = [[] for _ in sizes.groups]
         """Block copies (source, target) of this step, by group."""
-        self.keyed_now: set[int] = set()  # Mamba blocks keyed in this step: not to be hit in it
-        self.to_junction = options.enable_mamba_shared_prefix_checkpoint and sizes.fine_grained
         self._num_seqs = 0
 
     # -- look-up ----------------------------------------------------------------------------
@@ -98,10 +93,12 @@ class KVCache:
             whole = self._needed(state, hit, min(state.known, limit), total, capped=True)
             if whole + watermark > pool.num_free:
                 return False
-        self.leave_windows(state, max(0, total - state.in_flight))
         slots = min(total + new + lookahead, limit)
-        computed_after = total + new
-        state.scheduled_to = computed_after
+        computed_after = state.scheduled_to = total + new
+        if hit is None and self._is_covered(state, slots):
+            self.insertion.insert(state, min(computed_after, state.known))
+            return True
+        self.leave_windows(state, max(0, total - state.in_flight))
         needed = self._needed(state, hit, slots, total, after=computed_after)
         if needed + watermark > pool.num_free - reserved:
             return False
@@ -115,8 +112,20 @@ class KVCache:
         for group in self.sizes.groups:
             self._grow(state, group, hit, slots, computed_after)
         if not loading:
-            self.insert(state, min(computed_after, state.known))
+            self.insertion.insert(state, min(computed_after, state.known))
         return True
+
+    def _is_covered(self, state: RequestState, slots: int) -> bool:
+        """Whether a running request needs no new block and has none that could leave.
+
+        Nearly every decode step; it spares them the walk through all groups.
+        """
+        if self._leaving:
+            return False
+        return all(
+            len(table) * group.block_size >= slots
+            for table, group in zip(state.tables, self.sizes.groups)
+        )
 
     def _open(self, state: RequestState) -> None:
         state.seq = self._num_seqs
@@ -251,7 +260,7 @@ class KVCache:
 
     def end_of_schedule(self) -> None:
         """Send this step's copies off, group by group, and let go of their ends by turns."""
-        self.keyed_now.clear()
+        self.insertion.keyed_now.clear()
         ends: list[int] = []
         for group, copies in zip(self.sizes.groups, self._copies):
             size = 1 if group.type == "mamba" else group.block_size
@@ -266,7 +275,7 @@ class KVCache:
     def _hits_this_step(self, hit: Hit) -> bool:
         """A Mamba state that this very step will compute cannot be resumed in it (RULES 10)."""
         return any(
-            blocks[-1] in self.keyed_now
+            blocks[-1] in self.insertion.keyed_now
             for blocks in (hit.blocks[group.index] for group in self._mambas)
             if blocks
         )
@@ -301,76 +310,6 @@ class KVCache:
             left.reverse()
             self.pool.free(left)
             self.out.ops.append(Cut(state.seq, group.name, column, last))
-
-    # -- insertion --------------------------------------------------------------------------
-
-    def insert(self, state: RequestState, tokens: int) -> None:
-        """Make the blocks of the first ``tokens`` tokens findable, as far as rules allow (7b)."""
-        if not self.caching:
-            return
-        for group in self.sizes.groups:
-            if group.cacheable:
-                cacheable = self._cacheable(group, tokens)
-                self._insert_blocks(state, group, cacheable)
-                if group.type == "mamba" or group.block_size > self.sizes.hash_block:
-                    mamba.insert_partial(self, state, group, cacheable)
-
-    def _cacheable(self, group: GroupSpec, tokens: int) -> int:
-        """How many of ``tokens`` computed tokens may be keyed in a group (RULES 7b)."""
-        sizes = self.sizes
-        sure = max(0, tokens - sizes.uncertain)
-        if len(sizes.groups) == 1:
-            return sure
-        aligned = tokens if sizes.fine_grained else floor_to(tokens, sizes.scheduler_block)
-        if not group.eagle or not aligned:
-            return aligned
-        base = sure if sizes.fine_grained else floor_to(sure, sizes.scheduler_block)
-        return min(sure, base + group.block_size)
-
-    def _insert_blocks(self, state: RequestState, group: GroupSpec, tokens: int) -> None:
-        size = group.block_size
-        first, stop = state.cached[group.index], tokens // size
-        if first >= stop:
-            return
-        state.cached[group.index] = stop
-        table = state.tables[group.index]
-        mask = retained(group, self.sizes, self.options.prefix_cache_retention_interval, state)
-        insert, dense = self.pool.insert, mask is keep_all
-        keyed: list[int] = []
-        column = first
-        for run in state.keys.runs(group.index, size, first, stop):
-            for key in run:
-                block = table[column]
-                column += 1
-                if block and (dense or mask(column - 1)) and insert(key, block):
-                    keyed.append(block)
-                elif keyed:
-                    self.tell_insert(state, group, keyed, (column - 1) * size)
-                    keyed = []
-        if keyed:
-            self.tell_insert(state, group, keyed, stop * size)
-
-    def tell_moved(
-        self, state: RequestState, group: GroupSpec, block: int, key: int, *, extra: bool
-    ) -> None:
-        """Note that a key moved to another block."""
-        rule = MOVED_EXTRA if extra else "10"
-        self.tell_insert(state, group, (block,), prefix_length(key), rule)
-
-    def tell_insert(
-        self,
-        state: RequestState,
-        group: GroupSpec,
-        ids: Sequence[int],
-        tokens: int,
-        rule: str = "7b",
-    ) -> None:
-        """Note that ``ids`` became findable, the last of them as the prefix of ``tokens``."""
-        if group.type == "mamba":
-            self.keyed_now.update(ids)
-        self.out.events.append(
-            Event("insert", group.name, tuple(ids), state.seq, state.id, tokens, rule)
-        )
 
     # -- release ----------------------------------------------------------------------------
 

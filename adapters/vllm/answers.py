@@ -45,7 +45,7 @@ def deductions(
     dropped = max(min(measure.dropped, aligned), local)
     names = [group.name for group in sizes.groups]
     if skip_reading:
-        steps = [(served, "disabled", "13", None)]
+        steps: list[tuple[int, str, str, str | None]] = [(served, "disabled", "13", None)]
     else:
         limiting = _limiting(sizes, measure)
         drafting = names[measure.leading] if len(names) > 1 else None
@@ -77,9 +77,7 @@ def answer(cache: KVCache, row: Scheduled) -> Handoff:
     state, sizes = row.state, cache.sizes
     hit = state.hit
     assert hit is not None
-    raw, lost = deductions(
-        sizes, state.measure, hit, state.known, state.served, state.skip_reading
-    )
+    raw, lost = deductions(sizes, state.measure, hit, state.known, state.served, state.skip_reading)
     return Handoff(
         seq=row.seq,
         request=state.id,
@@ -139,9 +137,7 @@ def probe(cache: KVCache, request: Request) -> Match:
     if 0 < hit.tokens <= cache.sizes.replay:
         hit = cache.give_up(hit)
     measure = cache.measure(state, hit)
-    raw, lost = deductions(
-        cache.sizes, measure, hit, state.known, hit.tokens, state.skip_reading
-    )
+    raw, lost = deductions(cache.sizes, measure, hit, state.known, hit.tokens, state.skip_reading)
     matched = measure.matched if measure else (0,) * len(cache.sizes.groups)
     groups = tuple(GroupMatch(g.name, n) for g, n in zip(cache.sizes.groups, matched))
     return Match(raw, hit.tokens, groups, 0, lost)

@@ -71,11 +71,11 @@ class Connector:
             self._arrived.add(state.id)
 
     def promote(self, state: RequestState) -> bool:
-        """Make a request whose load has ended schedulable: its blocks get keys; False if not yet."""
+        """Make a request schedulable whose load has ended: its blocks get keys; False if not."""
         if state.id not in self._arrived:
             return False
         self._arrived.discard(state.id)
-        self._cache.insert(state, state.computed)
+        self._cache.insertion.insert(state, state.computed)
         if state.computed == state.known:
             state.computed -= 1
         state.status = "waiting"

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from handoff.errors import Refused
+from handoff.errors import Refused, Unsupported
 from handoff.index.spans import LATE, Seq
 from handoff.types import (
     Event,
@@ -65,8 +65,11 @@ class VllmEngine:
             raise Refused(f"{request.id}: the prompt is empty")
         if length > limit:
             raise Refused(f"{request.id}: {length:,} prompt tokens, max_model_len is {limit:,}")
-        most = min(length + request.max_tokens + self.sizes.num_drafts, limit)
-        blocks = sum(_most_blocks(group, self.options, self.sizes, most) for group in self.sizes.groups)
+        outputs = max(request.max_tokens - 1, 0)  # the last one is never computed
+        most = min(length + outputs + self.sizes.lookahead, limit)
+        blocks = sum(
+            _most_blocks(group, self.options, self.sizes, most) for group in self.sizes.groups
+        )
         if blocks > self.options.num_gpu_blocks - 1:
             raise Refused(
                 f"{request.id}: needs {blocks:,} blocks, the pool has"
@@ -97,6 +100,13 @@ class VllmEngine:
         if done:
             self.out.events.append(Event("reset", rule="13"))
         return done
+
+    def act(self, action: str, options: dict[str, object], now: float) -> None:
+        """Actions beside requests: ``reset_prefix_cache``."""
+        if action == "reset_prefix_cache":
+            self.reset(running=bool(options.get("reset_running_requests")))
+        else:
+            raise Unsupported(f"vLLM knows no action {action!r}; it knows reset_prefix_cache")
 
     def _drop_in_flight(self) -> None:
         """Outputs in flight of running requests will not be delivered (RULES 13)."""
@@ -134,16 +144,24 @@ class VllmEngine:
 
     def _row(self, row: Scheduled) -> Row:
         state = row.state
-        stop = row.start + row.tokens
-        tokens = state.tokens.slice(row.start, min(stop, state.known))
-        for draft in row.drafts[-max(stop - max(state.known, row.start), 0) :] if row.drafts else ():
-            tokens.append(draft)
-        while len(tokens) < row.tokens:
-            tokens.append(LATE)
+        tokens = self._content(row)
         emits = 1 + len(row.drafts) if row.samples else 0
         states = state_uses(self.cache, row) if self.cache.has_states else ()
         replayed = spans(self.sizes, state, row.start) if row.start < state.served else None
         return Row(row.seq, row.start, tokens, len(row.drafts), emits, replayed, states)
+
+    @staticmethod
+    def _content(row: Scheduled) -> Seq:
+        """Content ids of a row; ``LATE`` for what steps in flight will bring."""
+        known = row.state.known
+        if row.tokens == 1 and row.start < known:
+            return Seq((row.state.tokens[row.start],))
+        stop = row.start + row.tokens
+        tokens = row.state.tokens.slice(row.start, min(stop, known))
+        late = row.tokens - len(tokens) - len(row.drafts)
+        for token in (*(LATE,) * late, *row.drafts):
+            tokens.append(token)
+        return tokens
 
     def serve_alone(self, request: Request) -> Handoff:
         """Look a request up, allocate its whole prompt and free it again; the cache half alone.
@@ -205,7 +223,7 @@ class VllmEngine:
             stopped = state.num_outputs >= wanted
         if self.options.is_async and was_running and row.samples:
             state.placeholders -= taken
-            self.cache.insert(state, state.computed - state.placeholders)
+            self.cache.insertion.insert(state, state.computed - state.placeholders)
         if taken and state.prefill and state.id not in self.stats.prefill:
             stats = state.prefill
             stats.created = self.cache.created(state, stats.local + stats.external)
@@ -233,7 +251,9 @@ class VllmEngine:
             "free_queue": list(pool.queue),
             "keyed": [block for block, key in enumerate(pool.primary) if key],
             "counts": {b: n for b, n in enumerate(pool.holders.counts) if n},
-            "tables": {state.id: [list(t) for t in state.tables] for state in self.requests.values()},
+            "tables": {
+                state.id: [list(t) for t in state.tables] for state in self.requests.values()
+            },
         }
 
 

@@ -1,50 +1,33 @@
 """Mamba groups in align mode: state blocks, scratch columns, checkpoints (RULES 10).
 
-A column ``i`` of a Mamba table stands for the recurrent state after ``(i + 1) * block_size`` tokens.
+Column ``i`` of a Mamba table stands for the recurrent state after ``(i + 1) * block_size`` tokens.
 Most columns are null: only the running state (with its scratch columns for drafts), the state it
 was resumed from and checkpoints have blocks. (single_type_kv_cache_manager.py, scheduler.py)
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from handoff.types import NULL, Bind, Cut
 
 from .coordinator import Hit
 from .pool import NULL_BLOCK
-from .retention import boundaries
 from .sizes import GroupSpec, Sizes, cdiv, floor_to
-from .state import RequestState
+from .state import Marks, RequestState
 
 if TYPE_CHECKING:
     from .allocate import KVCache
 
-__all__ = ["Marks", "checkpoint_at", "split_chunk"]
-
-
-@dataclass(slots=True)
-class Marks:
-    """Where a request stands in one Mamba group.
-
-    ``allocated``: it allocated before. ``last``: column of the state it ran on before that.
-    ``low``: columns below it are null. ``producer``: it registered its own unaligned tail and has
-    to leave a copy behind before it goes on. ``checkpoint``: prefix length of the inner checkpoint
-    that the chunk being scheduled leaves, not keyed yet; ``saved``: the same, for the row.
-    """
-
-    allocated: bool = False
-    last: int | None = None
-    low: int = 0
-    producer: bool = False
-    checkpoint: int = 0
-    saved: int = 0
+__all__ = ["checkpoint_at", "grow", "leave", "marks", "needed", "split_chunk"]
 
 
 def marks(state: RequestState, group: GroupSpec) -> Marks:
     """The request's marks in a group."""
-    return state.mamba.setdefault(group.index, Marks())
+    found = state.mamba.get(group.index)
+    if found is None:
+        found = state.mamba[group.index] = Marks()
+    return found
 
 
 # -- where chunks end ---------------------------------------------------------------------------
@@ -107,9 +90,7 @@ def split_chunk(
             stops.append(tail)
     if start < state.junction < end:
         exact = to_junction and state.junction <= prompt
-        stops.append(
-            state.junction if exact else start + floor_to(state.junction - start, size)
-        )
+        stops.append(state.junction if exact else start + floor_to(state.junction - start, size))
     end = min([stop for stop in stops if start < stop < end], default=end)
     return max(end - start, 0)
 
@@ -141,7 +122,7 @@ def _has_room(state: RequestState, group: GroupSpec, columns: int, held: int) ->
 def needed(
     cache: KVCache, state: RequestState, group: GroupSpec, hit: Hit | None, after: int
 ) -> int:
-    """Blocks that ``grow`` would pop, and hit blocks that would leave the queue (RULES 10, need)."""
+    """Blocks that ``grow`` would pop, and hit blocks that would leave the queue (RULES 10)."""
     mark = marks(state, group)
     blocks = hit.blocks[group.index] if hit else []
     held = len(state.tables[group.index]) + len(blocks)
@@ -155,11 +136,7 @@ def needed(
 
 
 def _hits_inside(group: GroupSpec, hit: Hit | None) -> bool:
-    return (
-        hit is not None
-        and hit.tokens % group.block_size > 0
-        and bool(hit.blocks[group.index])
-    )
+    return hit is not None and hit.tokens % group.block_size > 0 and bool(hit.blocks[group.index])
 
 
 def grow(
@@ -202,7 +179,7 @@ def grow(
 
 
 def _copy(cache: KVCache, state: RequestState, group: GroupSpec, column: int) -> None:
-    """Copy on write: a consumer goes on in a copy, a producer leaves a copy behind (RULES 8, 10)."""
+    """Copy on write: a consumer goes on in a copy, a producer leaves one behind (RULES 8)."""
     table = state.tables[group.index]
     mark = marks(state, group)
     if not mark.producer:
@@ -211,18 +188,8 @@ def _copy(cache: KVCache, state: RequestState, group: GroupSpec, column: int) ->
     mark.producer = False
     own = table[column]
     (fresh,) = cache.take(1)
-    _move_keys(cache, state, group, own, fresh)
+    cache.insertion.move(state, group, own, fresh)
     cache.note_copy(group, own, fresh, hold=own)
-
-
-def _move_keys(
-    cache: KVCache, state: RequestState, group: GroupSpec, source: int, target: int
-) -> None:
-    keys = cache.pool.keys_of(source)
-    cache.pool.forget(source)
-    for index, key in enumerate(keys):
-        cache.pool.insert(key, target)
-        cache.tell_moved(state, group, target, key, extra=index > 0)
 
 
 def _rebind(cache: KVCache, state: RequestState, group: GroupSpec, before: list[int]) -> None:
@@ -241,69 +208,7 @@ def _rebind(cache: KVCache, state: RequestState, group: GroupSpec, before: list[
         column += 1
 
 
-# -- insertion and release ----------------------------------------------------------------------
-
-
-def insert_partial(
-    cache: KVCache, state: RequestState, group: GroupSpec, tokens: int
-) -> None:
-    """Keys of prefixes that end inside a block or at a checkpoint (RULES 8 and 10)."""
-    sizes = cache.sizes
-    if group.type == "mamba":
-        _insert_checkpoint(cache, state, group)
-        _insert_tail(cache, state, group, tokens)
-    elif group.is_full and group.block_size > sizes.hash_block:
-        end = state.prompt_len if group.eagle else state.prompt_len - 1
-        length = floor_to(end, sizes.hash_block)
-        if 0 < length <= tokens and length % group.block_size:
-            block = state.tables[group.index][length // group.block_size]
-            _insert(cache, state, group, block, length, "8")
-
-
-def _insert(
-    cache: KVCache, state: RequestState, group: GroupSpec, block: int, length: int, rule: str
-) -> None:
-    if cache.pool.insert(state.keys.key(length, group.index), block):
-        cache.tell_insert(state, group, (block,), length, rule)
-
-
-def _insert_checkpoint(cache: KVCache, state: RequestState, group: GroupSpec) -> None:
-    mark = marks(state, group)
-    at = mark.checkpoint
-    if not at:
-        return
-    mark.checkpoint = 0
-    sizes = cache.sizes
-    columns = cdiv(state.scheduled_to, group.block_size)
-    block = state.tables[group.index][columns - 2]
-    wanted = {floor_to(b, sizes.alignment) for b in boundaries(sizes, state)}
-    wanted |= {checkpoint_at(sizes, state.prompt_len, sizes.alignment), state.junction}
-    interval = cache.options.prefix_cache_retention_interval
-    periodic = interval is None or (interval > 0 and at % interval == 0)
-    keep = at in wanted or periodic
-    if not keep or cache.pool.primary[block] != state.keys.key(at, group.index):
-        cache.pool.forget(block)
-    if keep:
-        _insert(cache, state, group, block, at, "10")
-
-
-def _insert_tail(cache: KVCache, state: RequestState, group: GroupSpec, tokens: int) -> None:
-    sizes = cache.sizes
-    if tokens <= 0 or tokens % sizes.hash_block:
-        return
-    effective = cache.to_junction and state.junction <= state.prompt_len
-    if tokens != checkpoint_at(sizes, state.prompt_len, sizes.hash_block) and not (
-        effective and tokens == state.junction
-    ):
-        return
-    column = cdiv(tokens, group.block_size) - 1
-    block = state.tables[group.index][column]
-    if block == NULL_BLOCK:
-        return
-    _insert(cache, state, group, block, tokens, "10")
-    if tokens % group.block_size:
-        marks(state, group).producer = True
-        state.cached[group.index] = column
+# -- release ----------------------------------------------------------------------------------
 
 
 def leave(cache: KVCache, state: RequestState, group: GroupSpec, processed: int) -> None:
@@ -315,9 +220,10 @@ def leave(cache: KVCache, state: RequestState, group: GroupSpec, processed: int)
     mark.low = max(mark.low, stop)
     _drop(cache, state, group, columns)
     last = mark.last
-    if last is not None and last < cdiv(processed, group.block_size) - 1:
-        if last < len(table) and table[last] != NULL_BLOCK:
-            _drop(cache, state, group, [last])
+    if last is None or last >= cdiv(processed, group.block_size) - 1:
+        return
+    if last < len(table) and table[last] != NULL_BLOCK:
+        _drop(cache, state, group, [last])
 
 
 def _drop(cache: KVCache, state: RequestState, group: GroupSpec, columns: list[int]) -> None:

@@ -47,9 +47,7 @@ def retained(spec: GroupSpec, sizes: Sizes, interval: int | None, state: Request
     return keep_all
 
 
-def _window_mask(
-    spec: GroupSpec, sizes: Sizes, interval: int | None, state: RequestState
-) -> Mask:
+def _window_mask(spec: GroupSpec, sizes: Sizes, interval: int | None, state: RequestState) -> Mask:
     size, unit = spec.block_size, sizes.alignment
     if unit % size:
         return keep_all
@@ -73,9 +71,7 @@ def _window_mask(
     return keep
 
 
-def _mamba_mask(
-    spec: GroupSpec, sizes: Sizes, interval: int | None, state: RequestState
-) -> Mask:
+def _mamba_mask(spec: GroupSpec, sizes: Sizes, interval: int | None, state: RequestState) -> Mask:
     size = spec.block_size
     if interval is None or 0 < interval <= size:
         return keep_all

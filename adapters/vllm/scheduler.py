@@ -64,6 +64,7 @@ class Scheduler:
         self.waiting = RequestQueue(options.policy)
         self.connector = Connector(options, sizes, cache) if options.kv_connector else None
         self.stats = Stats()
+        self._to_junction = options.enable_mamba_shared_prefix_checkpoint and sizes.fine_grained
         self._mambas = [g for g in sizes.groups if g.type == "mamba" and cache.caching]
 
     # -- one step ---------------------------------------------------------------------------
@@ -133,11 +134,12 @@ class Scheduler:
     def _ends_in_flight(self, state: RequestState) -> bool:
         """Whether the steps in flight will bring the last output of a request."""
         return state.placeholders > 0 and (
-            state.computed + 2 - state.placeholders
-            >= state.prompt_len + state.request.max_tokens
+            state.computed + 2 - state.placeholders >= state.prompt_len + state.request.max_tokens
         )
 
-    def _cap(self, state: RequestState, start: int, new: int, budget: int, limit: bool = True) -> int:
+    def _cap(
+        self, state: RequestState, start: int, new: int, budget: int, limit: bool = True
+    ) -> int:
         """The caps on a chunk in upstream's order (RULES 6.1, 6.2)."""
         threshold = self.options.long_prefill_token_threshold
         if threshold and len(self.running) + len(self.waiting) > 1:
@@ -149,9 +151,7 @@ class Scheduler:
             largest = self.sizes.token_budget
             if threshold:
                 largest = min(largest, threshold)
-            new = split_chunk(
-                self.sizes, group, state, start, new, largest, self.cache.to_junction
-            )
+            new = split_chunk(self.sizes, group, state, start, new, largest, self._to_junction)
         return self._leave_for_drafter(state, start, new)
 
     def _leave_for_drafter(self, state: RequestState, start: int, new: int) -> int:
@@ -163,9 +163,7 @@ class Scheduler:
 
     # -- admission --------------------------------------------------------------------------
 
-    def _admit_waiting(
-        self, rows: dict[int, Scheduled], budget: int, batch: Batch
-    ) -> None:
+    def _admit_waiting(self, rows: dict[int, Scheduled], budget: int, batch: Batch) -> None:
         left_mid_prefill = any(  # by their previous step
             row.state.mid_prefill for row in rows.values()
         )
@@ -288,7 +286,7 @@ class Scheduler:
         rows: dict[int, Scheduled],
         left_mid_prefill: bool,
     ) -> bool:
-        """Whether a request with one token to compute is widened by placeholder drafts (RULES 9)."""
+        """Whether a request with one token to compute is widened by placeholders (RULES 9)."""
         num_drafts = self.sizes.num_drafts
         return (
             num_drafts > 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from handoff.index.spans import Seq
 from handoff.types import Event, Op, Request
@@ -11,7 +11,25 @@ from .coordinator import Hit, Measure
 from .keys import PrefixKeys
 from .stats import PrefillStats
 
-__all__ = ["Outbox", "RequestState"]
+__all__ = ["Marks", "Outbox", "RequestState"]
+
+
+@dataclass(slots=True)
+class Marks:
+    """Where a request stands in one Mamba group (RULES 10).
+
+    ``allocated``: it allocated before. ``last``: column of the state it ran on before that.
+    ``low``: columns below it are null. ``producer``: it registered its own unaligned tail and has
+    to leave a copy behind before it goes on. ``checkpoint``: prefix length of the inner checkpoint
+    that the chunk being scheduled leaves, not keyed yet; ``saved``: the same, for the row.
+    """
+
+    allocated: bool = False
+    last: int | None = None
+    low: int = 0
+    producer: bool = False
+    checkpoint: int = 0
+    saved: int = 0
 
 
 class RequestState:
@@ -32,24 +50,24 @@ class RequestState:
         "hit",
         "id",
         "in_flight",
-        "measure",
-        "prefill",
-        "saves",
-        "served",
         "junction",
         "keys",
         "known",
         "mamba",
+        "measure",
         "mid_prefill",
         "num_shared",
         "order",
         "placeholders",
+        "prefill",
         "priority",
         "prompt_len",
         "request",
         "resume_at",
+        "saves",
         "scheduled_to",
         "seq",
+        "served",
         "skip_reading",
         "status",
         "tables",
@@ -99,7 +117,7 @@ class RequestState:
         self.saves: dict[str, dict[int, int]] = {}  # Mamba group -> position -> state block
         self.mid_prefill = False
         self.transfer: int | None = None
-        self.mamba: dict[int, Any] = {}  # marks per Mamba group
+        self.mamba: dict[int, Marks] = {}  # by Mamba group
         self.resume_at = 0  # first position of the chunk being scheduled
         self.scheduled_to = 0  # its end
 

@@ -17,9 +17,7 @@ __all__ = ["state_uses"]
 
 def state_uses(cache: KVCache, row: Scheduled) -> tuple[StateUse, ...]:
     """One use per Mamba group: the state at the row's start, and every state the row leaves."""
-    return tuple(
-        _use(cache, row, group) for group in cache.sizes.groups if group.type == "mamba"
-    )
+    return tuple(_use(cache, row, group) for group in cache.sizes.groups if group.type == "mamba")
 
 
 def _use(cache: KVCache, row: Scheduled, group: GroupSpec) -> StateUse:
