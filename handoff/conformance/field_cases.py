@@ -8,10 +8,9 @@ pinned rules is skipped and counted with its reason.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from handoff.adapter import Cites, Counts, load
 from handoff.errors import BadInput, Unsupported
 from handoff.explain.chain import story
 from handoff.explain.prompts import Prompt, compare
+from handoff.index.spans import VIRTUAL
 from handoff.ledger.attribution import Accountant, Label
 from handoff.ledger.entries import Entry
 from handoff.lines import read_objects
@@ -28,28 +28,14 @@ from handoff.types.checks import StepChecker
 from handoff.workload.arrivals import Arrival
 from handoff.workload.scenario import RequestSpec, build_arrivals
 
-__all__ = ["FieldCase", "FieldOutcome", "Played", "cases_of", "check", "field_cases", "play"]
+from .field_checks import Played, check, numbers_in
 
-REMARKS = frozenset(
-    {
-        "name",
-        "set",
-        "config",
-        "framework",
-        "requests",
-        "variants",
-        "status",
-        "explain",  # checked apart
-        "must_say",
-        "must_not",
-        "why",
-        "rule",
-        "remark",
-        "also",
-        "reported",
-    }
-)
-"""Keys of an expectation that hold no number to compare."""
+__all__ = ["FieldCase", "FieldOutcome", "cases_of", "field_cases", "play"]
+
+SLACK = 8
+"""Tokens a request may still generate when its stop token comes."""
+BEHIND_STOP = VIRTUAL + (1 << 60)
+"""First number of what it would generate then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +48,6 @@ class FieldCase:
     requests: Sequence[Mapping[str, Any]]
     expected: Mapping[str, Any]
     skip: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What came of a run: entries by request, and what only Steps tell."""
-
-    entries: Mapping[str, Entry]
-    again: Mapping[str, Entry]
-    handoffs: Mapping[str, Handoff]
-    chunks: Mapping[str, list[tuple[int, int]]]
-    first_step: Mapping[str, int]
-    passes: list[list[str]]
-    story: list[str]
 
 
 @dataclass(slots=True)
@@ -144,11 +117,20 @@ def _one(
             counts["skipped"] += 1
             outcome.skipped_reasons[str(error)] += 1
             continue
+        except BadInput as error:
+            raise BadInput(f"{case.label}: {error}", file=path, line=number) from None
+        except Exception as error:  # a crash is a difference, with its place
+            counts["differ"] += 1
+            crash = f"{type(error).__name__}: {error}"
+            _differs(outcome, path, number, case.label, "(crash)", None, crash)
+            continue
         text += played.story
-        found = list(check(case.expected, played, outcome))
-        counts["differ" if found else "agree"] += 1
+        checked = check(case.expected, played)
+        counts["differ" if checked.differences else "agree"] += 1
         outcome.requests += len(case.requests)
-        for where, expected, got in found:
+        outcome.fields += checked.fields
+        outcome.unchecked.update(checked.unchecked)
+        for where, expected, got in checked.differences:
             _differs(outcome, path, number, case.label, where, expected, got)
     said = line.get("expectation", {}).get("must_say", "")
     if counts["agree"] or counts["differ"]:
@@ -227,13 +209,13 @@ def _case(
     label = line["id"] + (f"/{variant['name']}" if variant else "")
     status = variant.get("status", line["status"])
     skip = f"not covered by the pinned rules: {label}" if status == "not_covered" else None
-    per_framework = several and not variant.get("framework")
+    keyed = line["framework"] if several and not variant.get("framework") else ()
     return FieldCase(
         f"{label}/{framework}" if several else label,
         framework,
         config,
         requests,
-        {key: _of(value, framework, per_framework) for key, value in expected.items()},
+        {key: _of(value, framework, keyed) for key, value in expected.items()},
         skip,
     )
 
@@ -242,10 +224,10 @@ _NULLS = frozenset({"retention"})
 """Configuration keys in which ``null`` is a value (dense retention), not "absent"."""
 
 
-def _of(value: Any, framework: str, several: bool) -> Any:
-    """The part of an expectation that is keyed by framework."""
-    if several and isinstance(value, Mapping) and framework in value:
-        return value[framework]
+def _of(value: Any, framework: str, keyed: Sequence[str]) -> Any:
+    """The part of an expectation for ``framework``, if it is keyed by frameworks."""
+    if keyed and isinstance(value, Mapping) and value and set(value) <= set(keyed):
+        return value.get(framework, {})
     return value
 
 
@@ -365,165 +347,18 @@ def _arrivals(case: FieldCase) -> list[Arrival]:
             options |= case.config.get("per_request", {})
         specs.append(RequestSpec(**{**values, "options": options}))
     arrivals = build_arrivals(tuple(specs))
-    if case.config.get("stop") != "eos":
-        return arrivals
-    for arrival in arrivals:  # answers end by a stop token: the last one scripted
-        request = arrival.request
-        if request is not None and request.outputs:
-            assert isinstance(request.options, dict)
-            request.options["stop_token_ids"] = [request.outputs[-1]]
-    return arrivals
+    return [_stopped(each) for each in arrivals] if case.config.get("stop") == "eos" else arrivals
 
 
-# -- checking ----------------------------------------------------------------------------------
-
-Difference = tuple[str, Any, Any]
-
-
-def check(
-    expected: Mapping[str, Any], played: Played, outcome: FieldOutcome | None = None
-) -> Iterator[Difference]:
-    """Every place where a run is not what is expected; counts fields in ``outcome``."""
-    for key, wanted in expected.items():
-        if key in REMARKS:
-            continue
-        if key in _TOTALS:
-            found = _TOTALS[key](played)
-            if outcome is not None:
-                outcome.fields += 1
-            if found != wanted:
-                yield key, wanted, found
-        elif key in _BY_REQUEST and isinstance(wanted, Mapping):
-            for request, value in wanted.items():
-                got = _BY_REQUEST[key](played, request)
-                if outcome is not None:
-                    outcome.fields += 1
-                if not _fits(value, got):
-                    yield f"{key}.{request}", value, got
-        elif outcome is not None:
-            outcome.unchecked[key] += 1
-    for request, reasons in expected.get("explain", {}).items():
-        if outcome is not None:
-            outcome.fields += max(1, len(reasons))
-        yield from _reasons(request, reasons, played)
-
-
-def _reasons(request: str, reasons: Sequence[str], played: Played) -> Iterator[Difference]:
-    entry = played.entries.get(request)
-    kinds = {} if entry is None else {**entry.lost, "moved": entry.moved}
-    kinds = {kind: tokens for kind, tokens in kinds.items() if tokens}
-    served = entry is not None and bool(entry.runs)
-    if not reasons and (set(kinds) - {"moved"} or not served):
-        yield f"explain.{request}", [], kinds
-    for reason in reasons:
-        if not set(reason.split("|")) & set(kinds):
-            yield f"explain.{request}", reason, kinds
-
-
-def _fits(wanted: Any, got: Any) -> bool:
-    """Equal; a pair of integers is a closed interval where one number is checked."""
-    if isinstance(wanted, list) and len(wanted) == 2 and isinstance(got, int):
-        return bool(wanted[0] <= got <= wanted[1])
-    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
-        return _fit_groups(wanted, got)
-    if isinstance(wanted, list) and isinstance(got, list):
-        if wanted and isinstance(wanted[0], int) and got and isinstance(got[0], list):
-            return wanted == [length for _, length in got]
-        return wanted == got
-    return bool(wanted == got)
-
-
-def _entry(read: Callable[[Entry], Any]) -> Callable[[Played, str], Any]:
-    def found(played: Played, request: str) -> Any:
-        entry = played.entries.get(request)
-        if entry is None or entry.status.startswith("refused"):
-            return None  # no number of a request that was never served agrees with anything
-        return read(entry)
-
-    return found
-
-
-def _groups(played: Played, request: str) -> Any:
-    """Tokens that each group matched before the groups were reconciled."""
-    handoff = played.handoffs.get(request)
-    return handoff and {answer.group: answer.matched for answer in handoff.groups}
-
-
-def _fit_groups(wanted: Mapping[str, int], got: Mapping[str, int]) -> bool:
-    """Whether each group named by its type or window (a part of its name) matched so much."""
-    for key, tokens in wanted.items():
-        named = [name for name in got if key in re.findall(r"[a-z]+|\d+", name)]
-        if len(named) != 1 or got[named[0]] != tokens:
-            return False
-    return True
-
-
-def _stats(played: Played, name: str) -> float:
-    """One of the framework's own counters, summed over first admissions."""
-    return sum(e.counters.get(f"prefix_cache_{name}", 0) for e in played.entries.values())
-
-
-def _external(played: Played, request: str) -> int | None:
-    handoff = played.handoffs.get(request)
-    return None if handoff is None else sum(handoff.external_tokens.values())
-
-
-def _local(played: Played, request: str) -> int | None:
-    handoff = played.handoffs.get(request)
-    external = _external(played, request)
-    return None if handoff is None or external is None else handoff.hit_tokens - external
-
-
-def _copies(played: Played, request: str) -> int | None:
-    handoff = played.handoffs.get(request)
-    return None if handoff is None else sum(len(answer.copied) for answer in handoff.groups)
-
-
-def _charged(played: Played, request: str) -> int | None:
-    handoff = played.handoffs.get(request)
-    if handoff is None or handoff.estimate_tokens is None:
-        return None
-    return handoff.known_tokens - handoff.estimate_tokens
-
-
-def _chunks(played: Played, request: str) -> list[list[int]]:
-    return [list(chunk) for chunk in played.chunks.get(request, ())]
-
-
-_BY_REQUEST: dict[str, Callable[[Played, str], Any]] = {
-    "hit": _entry(lambda entry: entry.hit_tokens),
-    "start": _entry(lambda entry: entry.start),
-    "compute": _entry(lambda entry: entry.computed_tokens),
-    "saved": _entry(lambda entry: entry.prompt_tokens - entry.computed_tokens),
-    "moved": _entry(lambda entry: entry.moved),
-    "estimate": _entry(lambda entry: entry.estimate_tokens),
-    "group_hits": _groups,
-    "hit_local": _local,
-    "hit_external": _external,
-    "copies": _copies,
-    "charged": _charged,
-    "chunks": _chunks,
-    "stats": _stats,
-    "step": lambda played, request: played.first_step.get(request),
-    "readmission": lambda played, request: (
-        played.again[request].hit_tokens if request in played.again else None
-    ),
-}
-
-
-_TOTALS: dict[str, Callable[[Played], Any]] = {
-    "passes": lambda played: played.passes,
-    "compute_total": lambda played: sum(e.computed_tokens for e in played.entries.values()),
-}
-
-_NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?(?=(?:th|st|nd|rd)?(?![\w]))")
-
-
-def numbers_in(text: str) -> list[str]:
-    """The numbers of a text without separators, each once; names like ``r4`` hold none.
-
-    >>> numbers_in("r4: 1,024 of the 128th, 1,024 again")
-    ['1024', '128']
-    """
-    found = [match.group().rstrip(",").replace(",", "") for match in _NUMBER.finditer(text)]
-    return list(dict.fromkeys(found))
+def _stopped(arrival: Arrival) -> Arrival:
+    """The same arrival, its answer ended by a stop token instead of the length limit."""
+    request = arrival.request
+    if request is None or not request.outputs:
+        return arrival
+    outputs = request.outputs.slice(0, len(request.outputs))
+    outputs.add_run(BEHIND_STOP, SLACK)
+    options = {**request.options, "stop_token_ids": [request.outputs[-1]]}
+    stopped = replace(
+        request, max_tokens=request.max_tokens + SLACK, outputs=outputs, options=options
+    )
+    return replace(arrival, request=stopped)
