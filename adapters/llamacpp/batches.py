@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 __all__ = ["Work", "consecutive", "equal", "split_at"]
 
 
-class Work(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Work:
     """Tokens ``[start, start + count)`` of a slot in a batch; the last ``drafts`` are guesses."""
 
     slot: int

@@ -114,6 +114,8 @@ class Cells:
         head = self.head[stream]
         if head > self.used[stream] + 2 * count:
             head = 0
+        if count == 1 and head < self.size and self.pos[base + head] == NONE:
+            return [base + head]  # a decode, nearly always
         found: list[int] = []
         for first, last in ((head, self.size), (0, head)):
             at = first

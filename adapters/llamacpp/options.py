@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field
@@ -64,38 +65,38 @@ class Options(BaseOptions):
     add_bos: bool = Field(False, description="the model adds a BOS token")
     eos_token: int | None = Field(None, description="token that ends a generation")
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
         """Number of slots (``-np auto`` = 4)."""
         return 4 if self.parallel <= 0 else self.parallel
 
-    @property
+    @cached_property
     def unified(self) -> bool:
         """Whether all slots share one pool; on only for auto, unless asked for."""
         return self.parallel <= 0 if self.kv_unified is None else self.kv_unified
 
-    @property
+    @cached_property
     def streams(self) -> int:
         """Number of separate caches: one, or one per slot."""
         return 1 if self.unified else self.num_slots
 
-    @property
+    @cached_property
     def total_cells(self) -> int:
         """Cells of the full cache, all streams together."""
         return self.stream_cells * self.streams
 
-    @property
+    @cached_property
     def stream_cells(self) -> int:
         """Cells of one stream of the full cache."""
         total = round_up(self.ctx_size or self.n_ctx_train)
         return total if self.unified else round_up(total // self.num_slots)
 
-    @property
+    @cached_property
     def window(self) -> int | None:
         """Window of a sliding-window model, ``None`` for others."""
         return self.n_swa if self.memory == "window" else None
 
-    @property
+    @cached_property
     def window_cells(self) -> int:
         """Cells of one stream of the window cache (RULES 7; llama-kv-cache-iswa.cpp)."""
         if self.swa_full:
@@ -103,49 +104,49 @@ class Options(BaseOptions):
         span = self.n_swa * (self.num_slots if self.unified else 1) + self.micro_batch
         return round_up(min(self.stream_cells, span))
 
-    @property
+    @cached_property
     def slot_limit(self) -> int:
         """Tokens one slot may hold (``n_ctx`` in the rules)."""
         limit = min(self.stream_cells, self.n_ctx_train)
         return min(limit, self.kv_unified_per_slot) if self.kv_unified_per_slot else limit
 
-    @property
+    @cached_property
     def batch(self) -> int:
         """Tokens of a batch: ``b := min(b, total)``."""
         return min(self.batch_size, self.total_cells)
 
-    @property
+    @cached_property
     def micro_batch(self) -> int:
         """Tokens of a micro-batch: ``ub := min(b, ub)``."""
         return min(self.batch, self.ubatch_size)
 
-    @property
+    @cached_property
     def can_shift(self) -> bool:
         """Whether positions can be moved: iswa only if both caches have equally many cells."""
         return self.memory != "window" or self.window_cells == self.stream_cells
 
-    @property
+    @cached_property
     def shifts_context(self) -> bool:
         """``--context-shift``, forced off where the memory cannot shift."""
         return self.context_shift and self.can_shift
 
-    @property
+    @cached_property
     def visible_window(self) -> int:
         """The window in the server's tests of a hit: 0 with ``--swa-full`` (RULES 3.6)."""
         return self.n_swa if self.memory == "window" and not self.swa_full else 0
 
-    @property
+    @cached_property
     def has_checkpoints(self) -> bool:
         """Whether context checkpoints exist: memories that cannot simply be cut (RULES 5)."""
         cuttable = self.memory == "attention" or (self.memory == "window" and self.swa_full)
         return self.ctx_checkpoints > 0 and not cuttable
 
-    @property
+    @cached_property
     def ram_bytes(self) -> int | None:
         """Byte limit of the RAM prompt cache; ``None`` = no limit."""
         return None if self.cache_ram < 0 else self.cache_ram << 20
 
-    @property
+    @cached_property
     def num_drafts(self) -> int:
         """Drafts wanted per decode."""
         return self.spec_draft_n_max if self.spec_type != "none" else 0
