@@ -124,7 +124,7 @@ class PrefixCache:
         found = self._find(req, limit)
         if self.states is not None and last_token and found.hit and req.state is None:
             mark = self.lock(found.end)
-            self._take_state(req)
+            req.state = self.new_state()
             self.unlock(found.end, mark)
         self.journal.match(req, limit, found)
         return found
@@ -221,6 +221,16 @@ class PrefixCache:
             assert old is not None
             self.unlock(old, mark)
         req.end, req.mark, req.locked = end, self.lock(end), True
+        if self.windows is not None and req.sequence is not None:
+            self._let_go(req, self.windows.top(end, req.mark))
+
+    def _let_go(self, req: Req, top: int) -> None:
+        """Window KV above the lock may leave the tree: the row stops naming it."""
+        first, last = req.window_first // self.page, top // self.page
+        if last > first:
+            req.window_row.clear(first, last)
+            self._cut_table(req, SWA, first, last)
+            req.window_first = top
 
     def give_back(self, req: Req) -> None:
         """The request holds no path any more."""
@@ -255,11 +265,16 @@ class PrefixCache:
 
     def take_state(self, req: Req) -> None:
         """The admitted request gets a state slot of its own if it has none (rule 8)."""
-        if self.states is not None and req.state is None:
-            self._take_state(req)
-
-    def _take_state(self, req: Req) -> None:
-        req.state = self.new_state()
+        if self.states is None:
+            return
+        if req.state is None:
+            req.state = self.new_state()
+        assert req.sequence is not None
+        self.ops.append(Bind(req.sequence, STATE, 0, (req.state,), True))
+        if req.hit:
+            assert req.end is not None and req.end.state is not None
+            req.copied_state = req.end.state
+            self.copy_state(req.end.state, req.state)
 
     def new_state(self) -> int:
         """A free state slot, evicting one state if there is none."""

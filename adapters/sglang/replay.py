@@ -153,23 +153,28 @@ class Bench:
     def answer(self) -> None:
         """Answer the oldest Step with the scripted outputs."""
         step = self._pending.pop(0)
-        rows = tuple(RowResult(row.seq, self._emit(row, at)) for at, row in enumerate(step.rows))
+        rows = tuple(self._emit(row, at) for at, row in enumerate(step.rows))
         self._verified += any(row.drafts for row in step.rows)
         result = StepResult(step.number, rows)
         if self._watcher:
             self._watcher.complete(result)
         self.engine.complete(result, 0.0)
 
-    def _emit(self, row: Row, at: int) -> tuple[int, ...]:
-        """Outputs that follow the row; beyond the script they are arbitrary."""
+    def _emit(self, row: Row, at: int) -> RowResult:
+        """Outputs that follow the row, and the right guesses for what comes next."""
         if not row.emits:
-            return ()
+            return RowResult(row.seq, ())
         request = self._requests[self._of_seq[row.seq]]
-        outputs = request.outputs
-        assert outputs is not None
         count = self.accepted(self._verified, at) if row.drafts else 1
         first = row.stop - row.drafts - len(request.prompt)
-        return tuple(outputs[n] if n < len(outputs) else 0 for n in range(first, first + count))
+        tokens = [self._output(request, first + n) for n in range(count + self.engine.num_drafts)]
+        return RowResult(row.seq, tuple(tokens[:count]), tuple(tokens[count:]))
+
+    @staticmethod
+    def _output(request: Request, index: int) -> int:
+        """The scripted output; beyond the script it is arbitrary."""
+        assert request.outputs is not None
+        return request.outputs[index] if index < len(request.outputs) else 0
 
     @property
     def in_flight(self) -> int:
