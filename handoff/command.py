@@ -12,9 +12,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from .adapter import load
+from .adapter import load, make_options
 from .conformance.conform import Outcome, conform
-from .errors import BadInput
+from .errors import BadInput, HandoffError
 from .experiment import RowSpec, Stream, Work, merge_info, rows_of, run_row, stream_of
 from .ledger.entries import Ledger, read_ledger
 from .lines import read_json
@@ -69,18 +69,24 @@ class Finished:
 def execute_plan(plan: RunPlan, *, as_json: bool = False) -> int:
     """Serve everything, write ledger and report, print the tables; 0, or 1 if a check failed."""
     sources = [_source(name, plan) for name in plan.sources or builtin()]
+    jobs = [
+        (spec, source)
+        for source in sources
+        for spec in rows_of(source.stream.scenario, plan.adapters, plan.sets, plan.extra)
+    ]
+    for spec, _ in jobs:  # every mistake in options is found before anything runs
+        make_options(load(spec.adapter), spec.values)
     parts = _Parts(plan.out / ".parts", plan)
     finished: list[tuple[_Source, Finished]] = []
     began = time.perf_counter()
-    interrupted = False
+    stopped: KeyboardInterrupt | HandoffError | None = None
     try:
-        for source in sources:
-            for spec in rows_of(source.stream.scenario, plan.adapters, plan.sets, plan.extra):
-                finished.append((source, _serve(spec, source, plan, parts)))
-    except KeyboardInterrupt:
+        for spec, source in jobs:
+            finished.append((source, _serve(spec, source, plan, parts)))
+    except (KeyboardInterrupt, HandoffError) as error:
         if not finished:
             raise
-        interrupted = True
+        stopped = error
     ledger = Ledger(entry for _, done in finished for entry in done.ledger)
     info = _run_info(plan, sources, finished)
     paths = _write(ledger, info, plan.out)
@@ -91,9 +97,9 @@ def execute_plan(plan: RunPlan, *, as_json: bool = False) -> int:
     _progress(
         f"{time.perf_counter() - began:.1f} s. Wrote {', '.join(str(path) for path in paths)}"
     )
-    if interrupted:
-        _progress("interrupted; the rows that were finished are kept. Go on with --resume")
-        return 130
+    if stopped is not None:
+        _progress("stopped early; the rows that were finished are kept. Go on with --resume")
+        raise stopped
     parts.clear()
     return 0 if _fine(info) else 1
 

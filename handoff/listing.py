@@ -95,7 +95,10 @@ def show_adapter(name: str, *, left_out: bool = False) -> None:
         return
     print(f"Options (--set {name}.OPTION=VALUE), with upstream's defaults:")
     for option, default, kind, about in _options(adapter):
-        print(f"  {option} = {default!r}" + (f"  [{kind}]" if kind else ""))
+        shown = repr(default)
+        if len(shown) > 60:
+            shown = f"{shown[:57]}..."
+        print(f"  {option} = {shown}" + (f"  [{kind}]" if kind else ""))
         if about:
             print(_paragraph(about, "      "))
     print(f"Rules: docs/rules/{name}.md. Not modelled: handoff adapters {name} --left-out")
