@@ -129,6 +129,8 @@ class Engine:
         for request in self.active:
             if request.id == request_id:
                 self.active.remove(request)
+                self._drafts.pop(request_id, None)
+                self._waiting_intruders.pop(request_id, None)
                 if self.manager.sequence(request):
                     self.manager.remove_sequence(request)
                 self.journal.event(Event("abort", request=request_id))
@@ -162,12 +164,13 @@ class Engine:
         finished = [request for request, row in alive if self._advance(request, row)]
         for request in finished:
             self.active.remove(request)
+            self._drafts.pop(request.id, None)
             self.manager.remove_sequence(request)
             self.journal.event(Event("finish", request=request.id))
 
     def probe(self, request: Request) -> Match:
         """What a look-up of the first P - 1 tokens would find now."""
-        made = self._intake.request(request, -1)
+        made = self._intake.request(request, -1, keep=False)
         matches = []
         cap: int | None = None
         for manager in self.manager.windows:
@@ -335,7 +338,9 @@ class Engine:
     def _append(self, request: LlmRequest, row: RowResult) -> None:
         for token in row.tokens:
             request.tokens.append(token)
-        self._drafts[request.id] = row.drafts
+        # Upstream gives drafts room that was not reserved; none is wanted behind the last output.
+        left = request.max_new - (len(request.tokens) - request.prompt_len)
+        self._drafts[request.id] = row.drafts[: max(0, left - 1)]
 
     # -- small pieces -----------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Estimator:
     def __init__(self, manager: KVCacheManager, chunk_size: int) -> None:
         self._manager = manager
         self._chunk_size = chunk_size
+        self._extra_tokens = manager.options.num_extra_kv_tokens
         self._reuses = manager.options.enable_block_reuse and len(manager.windows) == 1
 
     def analyze_prefix_reuse(self, request: LlmRequest) -> PrefixReuse:
@@ -68,7 +69,8 @@ class Estimator:
         size, beams = self._manager.options.tokens_per_block, request.beam_width
         needed = []
         for manager in self._manager.windows:
-            whole = min(request.prompt_len + request.max_new, manager.window + self._chunk_size)
+            whole = request.prompt_len + request.max_new + self._extra_tokens
+            whole = min(whole, manager.window + self._chunk_size)
             context = request.prompt_len // size
             blocks = (
                 context + (max(-(-whole // size), -(-request.prompt_len // size)) - context) * beams
@@ -85,7 +87,7 @@ class Estimator:
         self, request: LlmRequest, manager: WindowManager, found: PrefixReuse | None
     ) -> int:
         size, beams = manager.size, request.beam_width
-        whole = request.prompt_len + request.max_new
+        whole = request.prompt_len + request.max_new + self._extra_tokens
         limit = manager.window + self._chunk_size
         context = min(request.prompt_len, limit) // size
         total = -(-min(whole, limit) // size)

@@ -15,6 +15,7 @@ from .request import LlmRequest, Retention, RetentionRange
 __all__ = ["FIRST_SALT", "Intake", "retention_of"]
 
 FIRST_SALT = 1000
+_NOBODY = -1
 
 
 class Intake:
@@ -29,22 +30,25 @@ class Intake:
         self._salts: dict[str, int] = {}
         self._loras: dict[str, int] = {}
 
-    def salt_id(self, salt: str | None) -> int | None:
-        """The number of a salt."""
-        if salt is None:
-            return None
+    def salt_id(self, salt: str | None, keep: bool = True) -> int | None:
+        """The number of a salt; ``keep`` remembers a new one, else it gets one nobody has."""
+        if salt is None or (not keep and salt not in self._salts):
+            return None if salt is None else _NOBODY
         return self._salts.setdefault(salt, FIRST_SALT + len(self._salts))
 
-    def lora_id(self, lora: str | None) -> int | None:
+    def lora_id(self, lora: str | None, keep: bool = True) -> int | None:
         """The task id of a LoRA; ids of names start above those that are numbers themselves."""
-        if lora is None:
-            return None
-        if lora.isdigit():
-            return int(lora)
+        if lora is None or lora.isdigit():
+            return None if lora is None else int(lora)
+        if not keep and lora not in self._loras:
+            return _NOBODY
         return self._loras.setdefault(lora, (1 << 32) + len(self._loras))
 
-    def request(self, request: Request, seq: int) -> LlmRequest:
-        """A fresh request of the block manager; raises ``BadInput`` or ``Unsupported``."""
+    def request(self, request: Request, seq: int, keep: bool = True) -> LlmRequest:
+        """A fresh request of the block manager; raises ``BadInput`` or ``Unsupported``.
+
+        Without ``keep`` nothing is remembered: for a look-up that must leave no trace.
+        """
         if request.options.get("beam_width", 1) != 1:
             raise Unsupported(f"{request.id}: beam_width > 1: beams reorder")
         return LlmRequest(
@@ -53,8 +57,8 @@ class Intake:
             request.max_tokens,
             self._options.tokens_per_block,
             lora=request.lora,
-            lora_id=self.lora_id(request.lora),
-            salt=self.salt_id(request.salt),
+            lora_id=self.lora_id(request.lora, keep),
+            salt=self.salt_id(request.salt, keep),
             items=tuple(
                 Item(image.identifier, ((image.start, image.length),)) for image in request.images
             ),

@@ -38,7 +38,8 @@ class Found(NamedTuple):
 class Walk(NamedTuple):
     """The committed prefix of a walk.
 
-    ``tie``: (candidates, block, tokens) if the last match was chosen among equally long ones.
+    ``tie``: (candidates, block, tokens) if a partial match was chosen among equally long ones,
+    committed or not.
     ``capped``: a larger window's shorter hit ended the walk.
     """
 
@@ -160,8 +161,6 @@ class WindowManager:
             if child is None:
                 break
             node = child
-        if committed < len(found):
-            tie = None
         return Walk(found[:committed], committed_tokens, tie, capped)
 
     def whole_blocks(
