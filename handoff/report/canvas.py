@@ -10,16 +10,16 @@ import io
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.textpath import TextPath
 
 from .palette import CLASSES, FLAGS, THEMES, Theme, dark_ink, fill
 
@@ -29,6 +29,7 @@ WIDTH = 691.0
 """Points: 9.6 inches."""
 MARGIN = 8.0
 DPI = 130
+_SIZE = 100.0
 _RC = {
     "font.family": ["DejaVu Sans"],
     "hatch.linewidth": 0.7,
@@ -62,10 +63,18 @@ class Box(NamedTuple):
 @lru_cache(maxsize=8192)
 def text_width(text: str, size: float, bold: bool = False) -> float:
     """Width of ``text`` in points."""
-    if not text.strip():
-        return 0.3 * size * len(text)
-    font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
-    return float(TextPath((0, 0), text, size=size, prop=font).get_extents().x1)
+    font = _font(bold)
+    font.set_text(text)
+    return float(font.get_width_height()[0]) / 64 * size / _SIZE
+
+
+@cache
+def _font(bold: bool) -> FT2Font:
+    """The font as it is measured: 100 points at 72 dots an inch."""
+    properties = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
+    font = get_font(findfont(properties))
+    font.set_size(_SIZE, 72)
+    return font
 
 
 class Picture:

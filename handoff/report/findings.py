@@ -134,6 +134,8 @@ def pools(rows: Sequence[Total], info: RunInfo, scenario: ScenarioInfo | None = 
         if len(tokens) == 1 and None not in tokens:
             return f"pool {plural(int(tokens.pop() or 0), 'token')}"
     words = [(row.label, own.get(row.run, info.row(row.run).pool)) for row in rows]
+    if not any(pool for _, pool in words) and len(info.scenarios) > 1:
+        return "pools as stated for each scenario"
     if len({pool for _, pool in words}) == 1:
         return f"pool {words[0][1]}" if words[0][1] else ""
     return "pools: " + "; ".join(f"{name} {pool}" for name, pool in words if pool)

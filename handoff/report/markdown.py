@@ -27,6 +27,7 @@ def markdown(content: Content, figures: Mapping[str, tuple[str, str]] | None = N
     pictures = dict(figures or {})
     lines = [f"# {content.whole.sentence}", ""]
     lines += _answer(content.whole, "##")
+    lines += _picture(pictures, "strip")
     if content.parts:
         lines += ["## What does each scenario show?", ""]
         for part in content.parts:

@@ -26,9 +26,11 @@ from .palette import CLASSES, FLAGS
 from .tables import losses
 from .words import count, percent, points
 
-__all__ = ["FigureFile", "page", "write_report"]
+__all__ = ["FORMATS", "FigureFile", "page", "write_report"]
 
 FORMATS = ("html", "md")
+_INLINE = ("strip", "waterfall")
+"""Figures that the page draws itself, as SVG rows and tables."""
 
 
 class FigureFile(NamedTuple):
@@ -125,22 +127,42 @@ def write_report(
     info: RunInfo,
     out_dir: str | Path,
     formats: tuple[str, ...] = FORMATS,
+    *,
+    steps: pd.DataFrame | None = None,
+    pools: pd.DataFrame | None = None,
+    stairs: pd.DataFrame | None = None,
 ) -> list[Path]:
     """Write ``index.html`` and ``report.md`` (or one of them) into ``out_dir``; their paths.
 
-    Equal input gives equal bytes. Raises ``ValueError`` for a format that is none of ``FORMATS``.
+    The Markdown's figures are PNG files in ``figures``. ``steps`` (a ``StepLog`` table), ``pools``
+    (``pool_points``) and ``stairs`` (points of ``staircase``) add their figures. Equal input gives
+    equal bytes. Raises ``ValueError`` for a format that is none of ``FORMATS``.
     """
+    from .gallery import gallery
+
     unknown = set(formats) - set(FORMATS)
     if unknown:
         raise ValueError(f"unknown report format {', '.join(sorted(unknown))}; known: html, md")
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     content = build(frame, info)
+    figures = gallery(frame, content, steps=steps, pools=pools, stairs=stairs)
     paths = []
     if "html" in formats:
+        shown = {
+            name: FigureFile(draw("light").alt, draw("light").svg(), draw("dark").svg())
+            for name, draw in figures.items()
+            if name not in _INLINE
+        }
         paths.append(folder / "index.html")
-        paths[-1].write_text(page(content), "utf-8", newline="\n")
+        paths[-1].write_text(page(content, shown), "utf-8", newline="\n")
     if "md" in formats:
+        pictures = {}
+        for name, draw in figures.items():
+            (folder / "figures").mkdir(exist_ok=True)
+            picture = draw("light")
+            paths.append(picture.save(folder / "figures" / f"{name}.png"))
+            pictures[name] = (picture.alt, f"figures/{name}.png")
         paths.append(folder / "report.md")
-        paths[-1].write_text(markdown(content), "utf-8", newline="\n")
+        paths[-1].write_text(markdown(content, pictures), "utf-8", newline="\n")
     return paths

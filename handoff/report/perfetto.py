@@ -115,7 +115,7 @@ def _from_ledger(
 def _from_steps(
     steps: pd.DataFrame, process: int, threads: dict[str, int]
 ) -> Iterable[dict[str, Any]]:
-    for number, group in steps.groupby("step", sort=True):
+    for _, group in steps.groupby("step", sort=True):
         first = group.iloc[0]
         start, length = float(first["start_s"]), float(first["forward_s"])
         yield _counter("blocks in use", process, start, blocks=int(group["blocks"].max()))
@@ -131,6 +131,5 @@ def _from_steps(
                 args = {"hit_tokens": int(line["hit"]), "attempt": int(line["attempt"])}
                 yield _instant("admitted", process, thread, start, **args)
             kind = "decode" if line["decode"] else "prefill"
-            args = {name: int(line[name]) for name in ("start", "tokens", "again")}
-            args["step"] = int(number)  # type: ignore[call-overload]
+            args = {name: int(line[name]) for name in ("step", "start", "tokens", "again")}
             yield _slice(kind, process, thread, start, length, **args)

@@ -7,7 +7,7 @@ dropped in the order TTFT, hit tokens, second reason; below 80 columns each row 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -119,8 +119,7 @@ def five_rows(console: Console, rows: Sequence[Total], *, ascii_only: bool = Fal
     columns, kept_hits = _fit(rows, console.width)
     head = _SEPARATOR.join(column.set(column.head) for column in columns)
     out.line(Text(head.rstrip(), style="dim"))
-    width = sum(column.width for column in columns) + len(_SEPARATOR) * (len(columns) - 1)
-    out.line(Text("─" * width, style="dim"))
+    out.line(Text("─" * _total(columns), style="dim"))
     for at in range(len(rows)):
         texts = [column.set(column.cells[at]) for column in columns]
         line = Text(_SEPARATOR.join(texts).rstrip())
@@ -131,26 +130,25 @@ def five_rows(console: Console, rows: Sequence[Total], *, ascii_only: bool = Fal
 
 
 def _fit(rows: Sequence[Total], width: int) -> tuple[list[_Column], bool]:
-    """The columns that fit, and whether the hit tokens are among them."""
-    for ttft, hits, most in (
-        (True, True, 3),
-        (False, True, 3),
-        (False, True, 2),
-        (False, False, 3),
-        (False, False, 2),
-        (False, False, 1),
-    ):
-        columns = _columns(rows, ttft=ttft, hits=hits, most=most)
-        total = sum(column.width for column in columns) + len(_SEPARATOR) * (len(columns) - 1)
-        if total <= width:
-            return columns, hits
-    return columns, False
+    """The columns that fit, and whether the hit tokens are among them.
+
+    Dropped in this order: TTFT, hit tokens, then all reasons but the largest that fit.
+    """
+    for ttft, hits in ((True, True), (False, True), (False, False)):
+        columns = _columns(rows, ttft=ttft, hits=hits, room=0)
+        lost = next(column for column in columns if column.head.startswith("lost"))
+        room = width - _total(columns) + lost.width
+        enough = max((len(losses(row, most=2)) for row in rows), default=0)
+        if room >= max(enough, len(lost.head)) or not hits:
+            return _columns(rows, ttft=ttft, hits=hits, room=room), hits
+    raise AssertionError("unreachable")
 
 
-def _columns(rows: Sequence[Total], *, ttft: bool, hits: bool, most: int) -> list[_Column]:
-    def cells_of(text: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(text[row.run] for row in rows)
+def _total(columns: Sequence[_Column]) -> int:
+    return sum(column.width for column in columns) + len(_SEPARATOR) * (len(columns) - 1)
 
+
+def _columns(rows: Sequence[Total], *, ttft: bool, hits: bool, room: int) -> list[_Column]:
     columns = [
         _Column("", tuple(row.label for row in rows), right=False),
         _Column("hit %", tuple(percent(row.hit_ratio) for row in rows)),
@@ -162,12 +160,17 @@ def _columns(rows: Sequence[Total], *, ttft: bool, hits: bool, most: int) -> lis
     head = "lost, % of prompt tokens"
     if ttft:
         head += ", largest first"
-    lost = cells_of({row.run: losses(row, most) for row in rows})
-    columns.append(_Column(head, lost, right=False))
+    columns.append(_Column(head, tuple(_losses_in(row, room) for row in rows), right=False))
     if ttft:
         columns.append(_Column("TTFT p50", tuple(seconds(row.ttft_s) for row in rows)))
     columns.append(_Column("evidence", tuple(row.evidence for row in rows), right=False))
     return columns
+
+
+def _losses_in(row: Total, room: int) -> str:
+    """As many reasons as ``room`` characters hold, one at least; the rest is counted."""
+    texts = [losses(row, most) for most in range(1, max(2, len(row.losses()) + 1))]
+    return next((text for text in reversed(texts) if len(text) <= room), texts[0])
 
 
 def losses(row: Total, most: int | None = None) -> str:
