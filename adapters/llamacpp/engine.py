@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handoff.errors import Refused
+from handoff.errors import Refused, Unsupported
 from handoff.index.spans import Seq
 from handoff.types import Handoff, Layout, Match, Request, Row, Step, StepResult
 
@@ -91,6 +91,23 @@ class LlamaCppEngine:
         for slot in self.server.slots:
             if slot.task is not None and slot.task.request.split("#")[0] == request_id:
                 self.scheduler.cancel(slot)
+
+    def act(self, action: str, options: Mapping[str, Any], now: float) -> None:
+        """Slot files and ``restart``; a slot must be idle (RULES 10)."""
+        if action == "restart":
+            self.server.restart()
+            return
+        if action not in ("slot_save", "slot_restore", "slot_erase"):
+            raise Unsupported(f"llama.cpp knows no action {action}")
+        slot = self.server.slots[int(options["id_slot"])]
+        if slot.busy:
+            raise Unsupported(f"{action} of slot {slot.id} while it runs: upstream lets it wait")
+        if action == "slot_save":
+            self.files.save(slot, str(options["file"]))
+        elif action == "slot_restore":
+            self.files.restore(slot, str(options["file"]))
+        else:
+            self.files.erase(slot)
 
     # -- steps ---------------------------------------------------------------------------------
 

@@ -171,6 +171,8 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 """The tiny models of the recordings; sizes follow from recorded file sizes (RULES 8.4)."""
 
+_MEMORIES = {"plain": "full", "window": "swa64", "hybrid": "lfm2", "recurrent": "mamba"}
+
 TRAINED = 8192
 """Training length of the recorded models."""
 
@@ -199,11 +201,11 @@ _VALUES: Mapping[str, tuple[str, type]] = {
 
 
 def from_command(config: Mapping[str, Any]) -> Options:
-    """Options from a recorded ``model``, ``args`` and ``lora`` mode; unknown arguments refused."""
-    model = str(config.get("model", "full"))
-    if model not in MODELS:
-        raise Unsupported(f"model {model} is not one of the recorded models")
-    values: dict[str, Any] = {"n_ctx_train": TRAINED, "eos_token": 2, **MODELS[model]}
+    """Options from a recorded ``model`` (or ``memory`` and ``window``), ``args`` and ``lora`` mode.
+
+    ``BadInput`` for an unknown server argument, ``Unsupported`` for an unknown model.
+    """
+    values = _model(config)
     words = iter(shlex.split(str(config.get("args", ""))))
     for word in words:
         if word in _FLAGS:
@@ -226,3 +228,19 @@ def from_command(config: Mapping[str, Any]) -> Options:
     if config.get("lora"):
         values["lora"] = ("0", "1")
     return Options(**values)
+
+
+def _model(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What describes the model: a recorded one by name, else a kind of memory."""
+    kind = config.get("memory")
+    if kind is None:
+        model = str(config.get("model", "full"))
+        if model not in MODELS:
+            raise Unsupported(f"model {model} is not one of the recorded models")
+        return {"n_ctx_train": TRAINED, "eos_token": 2, **MODELS[model]}
+    if kind not in _MEMORIES:
+        raise Unsupported(f"memory {kind} is none of {', '.join(_MEMORIES)}")
+    values = dict(MODELS[_MEMORIES[kind]])
+    if "window" in config:
+        values["n_swa"] = int(config["window"])
+    return values

@@ -415,3 +415,15 @@ class Server:
         for item in slot.checkpoints:
             self.memory.drop(item.saved)
         slot.checkpoints = []
+
+    def restart(self) -> None:
+        """A server started anew: empty slots, an empty RAM cache, no memory of order."""
+        for slot in self.slots:
+            assert not slot.busy, "a restart waits for the running tasks"
+            self.empty(slot)
+            slot.t_last, slot.scales = -1, None
+        while self.ram is not None and self.ram.entries:
+            self._drop_entry("restart", self.ram.entries.pop())
+        for cells in self.memory.kv.values():
+            cells.head = [0] * cells.streams
+        self.events.append(Event("reset", rule="1"))
