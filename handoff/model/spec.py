@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from handoff.errors import Unsupported
-from handoff.types import Layout
+from handoff.types import Group, Layout
 
 __all__ = ["LayerSpec", "ModelSpec", "reference_spec"]
 
@@ -69,13 +69,13 @@ class ModelSpec:
         ]
 
 
-def reference_spec(layout: Layout, **sizes: int) -> ModelSpec:
+def reference_spec(layout: Layout, depth: int = 4, **sizes: int) -> ModelSpec:
     """The reference model of an engine: its layer pattern, in the sizes given.
 
+    The pattern is repeated stage by stage until it has ``depth`` layers: in a single layer keys
+    depend on their token and position alone, and a wrong context could not be seen.
     ``Unsupported`` for compressed KV (``ratio`` other than 1), which is planned and counted only.
     """
-    groups = {group.name: at for at, group in enumerate(layout.groups)}
-    layers = []
     for layer in layout.layers:
         group = layout.group(layer.group)
         if group.ratio != 1:
@@ -83,16 +83,38 @@ def reference_spec(layout: Layout, **sizes: int) -> ModelSpec:
                 f"group {group.name} keeps one slot for {group.ratio} positions: compressed KV is"
                 " planned and counted, not executed"
             )
-        kind = "full"
-        if group.kind == "state":
-            kind = "state"
-        elif group.window is not None:
-            kind = "window"
-        elif group.local is not None:
-            kind = "local"
-        layers.append(
-            LayerSpec(
-                kind, groups[layer.group], layer.stage, layer.reads, group.window, group.local
-            )
-        )
-    return ModelSpec(tuple(layers), **sizes)
+    times = -(-depth // max(1, len(layout.layers)))
+    return ModelSpec(tuple(_repeated(layout, times)), **sizes)
+
+
+def _repeated(layout: Layout, times: int) -> list[LayerSpec]:
+    """Each stage's layers ``times`` times; a reader follows its source's latest copy."""
+    names = [group.name for group in layout.groups]
+    found: list[LayerSpec] = []
+    latest: dict[int, int] = {}
+    for stage in range(layout.num_stages):
+        for _ in range(times):
+            for at, layer in enumerate(layout.layers):
+                if layer.stage != stage:
+                    continue
+                group = layout.group(layer.group)
+                latest[at] = len(found)
+                found.append(
+                    LayerSpec(
+                        _kind(group),
+                        names.index(group.name),
+                        stage,
+                        None if layer.reads is None else latest[layer.reads],
+                        group.window,
+                        group.local,
+                    )
+                )
+    return found
+
+
+def _kind(group: Group) -> str:
+    if group.kind == "state":
+        return "state"
+    if group.window is not None:
+        return "window"
+    return "full" if group.local is None else "local"
