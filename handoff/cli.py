@@ -238,6 +238,133 @@ def conform(
 
 
 @app.command()
+def explain(
+    prompts: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PROMPT]...",
+            help="Prompts in order: JSON token ids, or text files with --tokenizer.",
+        ),
+    ] = None,
+    shared: Annotated[
+        int | None, typer.Option(min=0, help="Instead of files: two prompts that share N tokens.")
+    ] = None,
+    tail: Annotated[int, typer.Option(min=0, help="... and end in N private tokens each.")] = 16,
+    request: Annotated[
+        str | None, typer.Option(help="One request of a past run (--ledger) by its id.")
+    ] = None,
+    ledger: Annotated[Path, typer.Option(help="The ledger that --request is in.")] = Path(
+        "out/ledger.parquet"
+    ),
+    scenario: Annotated[str | None, typer.Option(help="Its scenario, if several have it.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A local tokenizer.json.")] = None,
+    adapters: Adapters = [],  # noqa: B006
+    only: Annotated[list[str], typer.Option(metavar="NAME", help="The same as --adapters.")] = [],  # noqa: B006
+    sets: Sets = [],  # noqa: B006
+    what_if: Annotated[
+        list[str],
+        typer.Option(
+            "--what-if", metavar="[ADAPTER.]OPTION=VALUE", help="Also with this option; repeatable."
+        ),
+    ] = [],  # noqa: B006
+    pool_tokens: PoolTokens = None,
+    model: Annotated[str, typer.Option(help="Model whose FLOPs are counted.")] = "llama-3.1-8b",
+    device: Annotated[str, typer.Option(help="Device of the roofline times.")] = "H200",
+    six: Annotated[
+        bool | None, typer.Option("--six/--reasons", help="All six answers, or the losses.")
+    ] = None,
+    steps: Annotated[bool, typer.Option("--steps", help="Every rule in order.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Where did each token of the last prompt go, in each framework, and why?"""
+    from .command import explain_command
+
+    explain_command(
+        list(prompts or ()),
+        shorthand=(shared, tail) if shared is not None else None,
+        request=(request, ledger, scenario) if request is not None else None,
+        tokenizer=tokenizer,
+        adapters=_names([*adapters, *only]),
+        sets=_sets(sets),
+        what_ifs=what_if,
+        pool_tokens=pool_tokens,
+        model=model,
+        device=device,
+        six=six,
+        steps=steps,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def verify(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(metavar="[SCENARIO]...", help="Default: all built-in.")
+    ] = None,
+    adapters: Adapters = [],  # noqa: B006
+    sets: Sets = [],  # noqa: B006
+    dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(help="Seed of weights and sampler.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Execute scenarios, compare logits with cold runs, plant faults and expect to catch them."""
+    from .command import verify_command
+
+    code = verify_command(
+        list(scenarios or ()),
+        adapters=_names(adapters),
+        sets=_sets(sets),
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@bench_app.command("trace")
+def bench_trace(
+    trace: Annotated[Path, typer.Argument(help="A Mooncake-format trace.")],
+    adapter: Annotated[str, typer.Option(help="Adapter to measure.")],
+    sets: Annotated[
+        list[str], typer.Option("--set", metavar="OPTION=VALUE", help="An option; repeatable.")
+    ] = [],  # noqa: B006
+    pool_tokens: PoolTokens = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N requests.")] = None,
+    mode: Annotated[
+        str, typer.Option(help="serial (one request after the other) or scheduler.")
+    ] = "serial",
+    step_ms: Annotated[float, typer.Option(min=0.001, help="Step time in scheduler mode.")] = 20.0,
+    hits: Annotated[
+        Path | None, typer.Option(help="Upstream's replay (JSON[.gz]) whose hits must be equal.")
+    ] = None,
+    tables: Annotated[
+        Path | None, typer.Option(help="The same for the block tables' checksums.")
+    ] = None,
+    finish: Annotated[
+        Path | None, typer.Option(help="The same for finish order and final tables.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan a whole trace, measure CPU time, and compare with a replay of upstream."""
+    from .command import bench_trace_command
+
+    code = bench_trace_command(
+        trace,
+        adapter=adapter,
+        sets=_sets([text if "." in text.split("=")[0] else f"{adapter}.{text}" for text in sets]),
+        pool_tokens=pool_tokens,
+        limit=limit,
+        mode=mode,
+        step_ms=step_ms,
+        references={"hits": hits, "table_crc": tables, "finish": finish},
+        as_json=as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
 def report(
     ledgers: Annotated[
         list[Path], typer.Argument(metavar="LEDGER...", help="ledger.parquet files of runs.")

@@ -424,6 +424,153 @@ def _joined(infos: Sequence[RunInfo]) -> RunInfo:
     )
 
 
+# -- explain, verify, bench ----------------------------------------------------------------------
+
+
+def explain_command(
+    paths: Sequence[Path],
+    *,
+    shorthand: tuple[int, int] | None,
+    request: tuple[str, Path, str | None] | None,
+    tokenizer: Path | None,
+    adapters: Sequence[str],
+    sets: dict[str, dict[str, Any]],
+    what_ifs: Sequence[str],
+    pool_tokens: int | None,
+    model: str,
+    device: str,
+    six: bool | None,
+    steps: bool,
+    as_json: bool,
+) -> None:
+    """Print the account of one prompt; exactly one source of prompts must be given."""
+    from . import explain as explaining
+
+    if sum((bool(paths), shorthand is not None, request is not None)) != 1:
+        raise BadInput("explain needs prompts, or --shared N, or --request ID (one of them)")
+    if request is not None:
+        name, ledger, scenario = request
+        found = explaining.explain_request(read_ledger(ledger), name, scenario)
+    else:
+        prompts = (
+            explaining.shorthand(*shorthand)
+            if shorthand is not None
+            else [explaining.read_prompt(path, tokenizer) for path in paths]
+        )
+        if not all(len(prompt.tokens) for prompt in prompts):
+            raise BadInput("a prompt needs at least one token")
+        found = explaining.explain(
+            prompts,
+            rows_of(None, adapters, sets),
+            what_ifs=[each for text in what_ifs for each in explaining.what_if(text, adapters)],
+            pool_tokens=pool_tokens,
+            model=model,
+            device=device,
+        )
+    if as_json:
+        print(json.dumps(found.to_dict(), indent=2, sort_keys=True, ensure_ascii=False))
+        return
+    from rich.console import Console
+
+    from .explain.text import render
+
+    render(Console(), found, six=six, steps=steps)
+
+
+def verify_command(
+    names: Sequence[str],
+    *,
+    adapters: Sequence[str],
+    sets: dict[str, dict[str, Any]],
+    dtype: str,
+    device: str,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Truth test and planted faults; 0 if everything agrees and every fault is caught."""
+    if dtype not in ("float32", "float64"):
+        raise BadInput(f"--dtype is float32 or float64, not {dtype}")
+    streams = [stream_of(load_scenario(name)) for name in names or builtin()]
+    import torch
+
+    from .verify import render_verify, verify
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no CUDA device here")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"--device is cpu or cuda, not {device}")
+    torch.set_num_threads(1)  # the models are small: threads only wait for each other
+    found = verify(
+        streams,
+        adapters,
+        sets=sets,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        progress=_progress,
+    )
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2, sort_keys=True, ensure_ascii=False))
+    else:
+        print(render_verify(found))
+    return 0 if found.ok else 1
+
+
+def bench_trace_command(
+    trace: Path,
+    *,
+    adapter: str,
+    sets: dict[str, dict[str, Any]],
+    pool_tokens: int | None,
+    limit: int | None,
+    mode: str,
+    step_ms: float,
+    references: dict[str, Path | None],
+    as_json: bool,
+) -> int:
+    """Measure planning on a trace; 1 if a request differs from a given replay of upstream."""
+    from .bench import bench_trace
+
+    given = {name: path for name, path in references.items() if path is not None}
+    found = bench_trace(
+        trace,
+        adapter,
+        sets.get(adapter, {}),
+        pool_tokens=pool_tokens,
+        limit=limit,
+        mode=mode,
+        step_ms=step_ms,
+        answers=bool(given),
+    )
+    differing = {}
+    for name, path in given.items():
+        differing[name] = _count_different(found[name], read_json(path), name, path)
+    summary = {k: v for k, v in found.items() if k not in references}
+    if differing:
+        summary["differ"] = differing
+    if as_json:
+        print(json.dumps(summary, indent=2, sort_keys=True))
+    else:
+        for name, value in summary.items():
+            print(f"{name:18} {value:,}" if isinstance(value, int) else f"{name:18} {value}")
+    return 1 if any(differing.values()) else 0
+
+
+def _count_different(ours: list[Any], replay: Any, name: str, path: Path) -> int:
+    """Requests whose value is not upstream's; a trace cut by ``--limit`` compares its head."""
+    theirs = replay.get(name) if isinstance(replay, dict) else replay
+    if not isinstance(theirs, list):
+        raise BadInput(f"holds no list {name!r}", file=path, field=name)
+    if len(theirs) < len(ours):
+        raise BadInput(f"holds {len(theirs):,} values, the trace {len(ours):,}", file=path)
+    return sum(list_of(a) != list_of(b) for a, b in zip(ours, theirs))
+
+
+def list_of(value: Any) -> Any:
+    """Tuples as lists, so that JSON and Python values compare."""
+    return list(value) if isinstance(value, tuple) else value
+
+
 # -- conform -------------------------------------------------------------------------------------
 
 
