@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 
 from rich.console import Console
 from rich.text import Text
 
-from handoff.ledger.entries import Entry
+from handoff.ledger.entries import Entry, Run
 from handoff.report.findings import evidence_note, lanes_note
 from handoff.report.strip import Run as StripRun
 from handoff.report.strip import Strip, StripRow
@@ -48,7 +48,7 @@ def render(
     if not comparison.answers:
         return
     out.say()
-    one = strip_of(comparison)
+    one = strip_of(comparison, short=True)
     for _, pieces in strip_lines(one, console.width):
         text = Text()
         for piece, name in pieces:
@@ -128,13 +128,16 @@ def _saved(entry: Entry) -> float:
 # -- strip -------------------------------------------------------------------------------------
 
 
-def strip_of(comparison: Comparison) -> Strip:
-    """The comparison's rows in the form that strips and figures are drawn from."""
-    rows = tuple(_strip_row(answer.entry) for answer in comparison.answers)
+def strip_of(comparison: Comparison, *, short: bool = False) -> Strip:
+    """The comparison's rows in the form that strips and figures are drawn from.
+
+    Lanes that say the same are one, under all of their names (``short``: the first, and how many).
+    """
+    rows = tuple(_strip_row(answer.entry, short) for answer in comparison.answers)
     return Strip("explain", comparison.name, comparison.prompt_tokens, rows, None)
 
 
-def _strip_row(entry: Entry) -> StripRow:
+def _strip_row(entry: Entry, short: bool) -> StripRow:
     return StripRow(
         run=entry.run,
         label=_name(entry),
@@ -147,8 +150,23 @@ def _strip_row(entry: Entry) -> StripRow:
         computed=entry.computed_tokens,
         saved=_saved(entry),
         runs=tuple(StripRun(*run) for run in entry.runs),
-        lanes={name: tuple(StripRun(*run) for run in lane) for name, lane in entry.lanes.items()},
+        lanes={
+            _joined(names, short): tuple(StripRun(*run) for run in lane)
+            for lane, names in _equal(entry.lanes).items()
+        },
     )
+
+
+def _joined(names: Sequence[str], short: bool) -> str:
+    return f"{names[0]} +{len(names) - 1}" if short and len(names) > 1 else " + ".join(names)
+
+
+def _equal(lanes: Mapping[str, tuple[Run, ...]]) -> dict[tuple[Run, ...], list[str]]:
+    """Lanes that say the same, with the names of all of them."""
+    found: dict[tuple[Run, ...], list[str]] = {}
+    for name, lane in lanes.items():
+        found.setdefault(lane, []).append(name)
+    return found
 
 
 # -- tables ------------------------------------------------------------------------------------
@@ -157,29 +175,27 @@ def _strip_row(entry: Entry) -> StripRow:
 def _reasons(out: _Page, answers: Sequence[Answer]) -> None:
     """One row a framework: lost by reason with its rule, computed tokens, smallest prompt."""
     names = [_name(answer.entry) for answer in answers]
-    computed = [count(answer.entry.computed_tokens) for answer in answers]
-    smallest = [_smallest(answer) for answer in answers]
+    ends = [["computed", *(count(answer.entry.computed_tokens) for answer in answers)]]
+    if any(answer.probed for answer in answers):
+        ends.append(["smallest", *(_smallest(answer) for answer in answers)])
     first = max(map(len, names)) + 2
-    ends = [max(8, *map(len, computed)), max(8, *map(len, smallest))]
-    room = max(20, out.width - first - sum(ends) - 4)
-    head = "lost, by reason (rule)"
-    out.row(
-        [("", first), (head, room), ("computed", -ends[0] - 2), ("smallest", -ends[1] - 2)],
-        style="dim",
-    )
-    out.say("─" * (first + room + sum(ends) + 4), style="dim")
-    for at, answer in enumerate(answers):
+    wide = [2 + max(map(len, column)) for column in ends]
+    room = max(20, out.width - first - sum(wide))
+
+    def row(name: str, lost: str, at: int | None, style: str = "") -> None:
+        cells = [
+            ("" if at is None else column[at], -width)
+            for column, width in zip(ends, wide, strict=True)
+        ]
+        out.row([(name, first), (lost, room), *cells], style)
+
+    row("", "lost, by reason (rule)", 0, "dim")
+    out.say("─" * (first + room + sum(wide)), style="dim")
+    for at, answer in enumerate(answers, 1):
         lost = textwrap.wrap(_lost(answer.entry), room) or ["none"]
-        for number, part in enumerate(lost):
-            cells = [names[at], computed[at], smallest[at]] if number == 0 else ["", "", ""]
-            out.row(
-                [
-                    (cells[0], first),
-                    (part, room),
-                    (cells[1], -ends[0] - 2),
-                    (cells[2], -ends[1] - 2),
-                ]
-            )
+        row(names[at - 1], lost[0], at)
+        for part in lost[1:]:
+            row("", part, None)
 
 
 def _lost(entry: Entry) -> str:

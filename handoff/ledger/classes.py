@@ -131,7 +131,7 @@ def _depths(layout: Layout) -> list[tuple[str, str, int]]:
     for group in layout.groups:
         stages = sorted({layer.stage for layer in layout.layers if layer.group == group.name})
         for stage in stages or [0]:
-            name = group.name if len(stages) < 2 else f"{group.name}, stage {stage}"
+            name = f"{group.name} stage {stage}" if stage and stages[0] == 0 else group.name
             out.append((name, group.name, stage))
     return out
 
