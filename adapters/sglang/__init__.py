@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 if TYPE_CHECKING:
     from handoff.adapter import Options as AnyOptions
     from handoff.conformance.recording import Recordings
+    from handoff.types import Handoff
 
     from .engine import Engine
     from .options import Options
@@ -48,6 +49,14 @@ class Adapter:
     upstream = "0.5.23"
     evidence: Literal["ran"] = "ran"
     left_out: Mapping[str, str] = LEFT_OUT
+    rules: Mapping[str, str] = {
+        "alignment": "2.2",
+        "not_stored": "3",
+        "evicted": "6",
+        "isolation": "6",
+        "disabled": "11",
+    }
+    """Sections behind losses that no handoff deducts."""
 
     @property
     def options(self) -> type[Options]:
@@ -86,6 +95,15 @@ class Adapter:
         if chosen.disable_radix_cache:
             parts.append("radix cache off")
         return ", ".join(parts)
+
+    def counters(self, handoff: Handoff) -> Mapping[str, float]:
+        """Upstream's log line counts every admission, the usage report only the first (rule 4)."""
+        hit = handoff.hit_tokens
+        return {
+            "log_hit_tokens": hit,
+            "log_input_tokens": handoff.known_tokens - hit,
+            "cached_tokens": hit if handoff.attempt == 0 else 0,
+        }
 
     def recordings(self) -> Recordings:
         """How its conformance recordings are replayed."""

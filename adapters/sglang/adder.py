@@ -150,7 +150,7 @@ class Adder:
                         return plan
             length = plan
             req.hit, req.matched, req.raw, req.branch = hit, found.matched, found.raw, found.branch
-            req.loaded = hit - found.hit
+            req.best, req.loaded = found.best.stop, hit - found.hit
             req.protected = hit
             self._admit(req, hit, length)
             self._cache.hold(req, end)

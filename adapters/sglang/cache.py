@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from handoff.types import NULL, Bind, Copy, Cut, Event, Op, Open
+from handoff.types import NULL, Bind, Copy, Cut, Event, GroupMatch, Match, Op, Open
 
+from .handoff import deductions
 from .hicache import HostTier
 from .insert import Inserter
 from .journal import Evicted, Journal
@@ -122,6 +123,8 @@ class PrefixCache:
             return Found(root, 0, 0, 0, root)
         limit = self.key_limit(req, req.known, last_token=last_token)
         found = self._find(req, limit)
+        if self.options.radix_force_miss:
+            found = Found(root, 0, found.matched, found.raw, root)
         if self.states is not None and last_token and found.hit and req.state is None:
             mark = self.lock(found.end)
             req.state = self.new_state()
@@ -131,48 +134,79 @@ class PrefixCache:
 
     def _find(self, req: Req, limit: int) -> Found:
         """Match the first ``limit`` tokens; the walk goes on to tell how much is stored at all."""
+        path, raw, units = self._look(req, limit)
+        if not path:
+            root = self.tree.root
+            return Found(root, 0, 0, raw, root)
+        if path[-1].stop > units:
+            path[-1] = self.tree.split(path[-1], units)
+        usable, on_device = self._usable(path, units)
+        best = path[usable - 1] if usable else self.tree.root
+        end = path[on_device - 1] if on_device else self.tree.root
+        self.tree.refresh(best)
+        window = 0
+        if self.windows is not None:
+            self.windows.refresh(best)
+            if self.host is not None and best is not end:
+                window = self.host.window_tokens(best)
+        elif self.states is not None:
+            self.states.refresh(best)
+        branch = self._branch(units, best.stop)
+        return Found(end, end.stop, units, raw, best, best.stop - end.stop, window, branch)
+
+    def _look(self, req: Req, limit: int) -> tuple[list[Node], int, int]:
+        """Nodes that the first ``limit`` tokens follow, tokens stored at all, and usable units.
+
+        Changes nothing; the last node may reach beyond the units.
+        """
         pair = self.tree.pair
         path, raw = self.tree.walk(req.seq, max(req.known - pair, 0), req.namespace)
         units = self.tree.floor(min(raw, max(limit - pair, 0)))
-        return self._accept(self._cut(path, units), raw + pair if raw else 0)
-
-    def _cut(self, path: list[Node], units: int) -> list[Node]:
-        """The part of ``path`` below ``units``, split there if it ends inside a node."""
         while path and path[-1].start >= units:
             path.pop()
-        if path and path[-1].stop > units:
-            path[-1] = self.tree.split(path[-1], units)
-        return path
+        return path, raw + pair if raw else 0, units
 
-    def _accept(self, path: list[Node], raw: int) -> Found:
-        """The deepest node of ``path`` that every component accepts, made recent."""
-        root = self.tree.root
-        if not path:
-            return Found(root, 0, 0, raw, root)
-        matched, accepted = path[-1].stop, len(path)
+    def _usable(self, path: list[Node], units: int) -> tuple[int, int]:
+        """How many nodes every component accepts (rule 2.4), and how many of them on the device."""
+        on_host = self.host is not None
         if self.windows is not None:
-            accepted = self.windows.accept(path, host=self.host is not None)
-        elif self.states is not None:
-            accepted = self.states.accept(path)
-        best = path[accepted - 1] if accepted else root
-        self.tree.refresh(best)
-        end, host_window = best, 0
+            usable = self.windows.accept(path, units, host=on_host)
+            if not on_host:
+                return usable, usable
+            return usable, self.windows.accept(path[:usable], units, host=False)
+        usable = len(path) if self.states is None else self.states.accept(path, units)
+        on_device = usable
+        while on_device and path[on_device - 1].blocks is None:
+            on_device -= 1
+        return usable, on_device
+
+    def probe(self, req: Req) -> Match:
+        """What a match would give now; changes nothing."""
+        if self.disabled:
+            return Match(0, 0)
+        limit = self.key_limit(req, req.known, last_token=True)
+        path, raw, units = self._look(req, limit)
+        usable, on_device = self._usable(path, units)
+        best = min(path[usable - 1].stop, units) if usable else 0
+        device = min(path[on_device - 1].stop, units) if on_device else 0
+        loads = best - device >= self.options.load_back_threshold
+        hit = 0 if self.options.radix_force_miss else best if loads else device
+        groups = [GroupMatch(self.main, units if path else 0)]
         if self.windows is not None:
-            self.windows.refresh(best)
-            if self.host is not None:
-                accepted = self.windows.accept(path[:accepted])
-                end = path[accepted - 1] if accepted else root
-                host_window = self.host.window_tokens(best) if best is not end else 0
+            groups.append(GroupMatch(SWA, best))
         elif self.states is not None:
-            self.states.refresh(best)
-        while end.parent is not None and end.blocks is None:
-            end = end.parent
-        branch = self._branch(matched, best.stop)
-        host = best.stop - end.stop
-        return Found(end, end.stop, matched, raw, best, host, host_window, branch)
+            groups.append(GroupMatch(STATE, best))
+        lost = deductions(
+            self.options, req.known, raw=raw, limit=limit, matched=units if path else 0,
+            best=best, hit=hit,
+        )
+        return Match(raw, hit, tuple(groups), best if best > device else 0, lost)
 
     def _branch(self, matched: int, hit: int) -> int | None:
-        """Where the paths part, if a component cut the hit short (rules 7, 8)."""
+        """Where the paths part, if a component cut the hit short (rules 7, 8).
+
+        Only windows act on it (see ``Inserter``); with states upstream reports it.
+        """
         if self.states is not None:
             matched = matched // STATE_CHUNK * STATE_CHUNK
         elif self.windows is None:
@@ -240,12 +274,19 @@ class PrefixCache:
         req.end, req.mark, req.locked = None, None, False
 
     def start(self, req: Req) -> None:
-        """An admitted request gets its row, which starts with the tree's blocks."""
+        """An admitted request becomes a sequence; its row starts with the tree's blocks."""
         self._sequences += 1
         req.sequence = self._sequences
         first = req.attempt == 0
         text = req.request.prompt if first else req.seq.slice(0, req.known)
         self.ops.append(Open(req.sequence, req.id, text, req.request.lora))
+        self.share(req)
+        if self.windows is not None:
+            self._bind(req, SWA, 0, req.window_row.view(0, len(req.window_row)), fresh=False)
+        self._bind(req, self.main, 0, req.row.view(0, len(req.row)), fresh=False)
+
+    def share(self, req: Req) -> None:
+        """The row becomes the tree's blocks of the path that the request holds."""
         end = req.end if req.end is not None else self.tree.root
         path = end.path()
         blocks = [node.blocks for node in path if node.blocks is not None]
@@ -260,8 +301,6 @@ class PrefixCache:
             ]
             req.window_row.set(np.concatenate(parts) if parts else np.empty(0, dtype=np.int32))
             req.window_first = top
-            self._bind(req, SWA, 0, req.window_row.view(0, len(req.window_row)), fresh=False)
-        self._bind(req, self.main, 0, req.row.view(0, len(req.row)), fresh=False)
 
     def take_state(self, req: Req) -> None:
         """The admitted request gets a state slot of its own if it has none (rule 8)."""
@@ -269,8 +308,8 @@ class PrefixCache:
             return
         if req.state is None:
             req.state = self.new_state()
-        assert req.sequence is not None
-        self.ops.append(Bind(req.sequence, STATE, 0, (req.state,), True))
+        if req.sequence is not None:
+            self.ops.append(Bind(req.sequence, STATE, 0, (req.state,), True))
         if req.hit:
             assert req.end is not None and req.end.state is not None
             req.copied_state = req.end.state
@@ -463,6 +502,17 @@ class PrefixCache:
         self.slots.release()
         if self.windows is not None:
             self.windows.free.release()
+
+    def findable(self, req: Req, tokens: int) -> None:
+        """Tell that the first ``tokens`` tokens of a request can be hit from now on."""
+        groups = [self.main]
+        if self.windows is not None:
+            groups.append(SWA)
+        elif self.states is not None:
+            groups.append(STATE)
+        for group in groups:
+            event = Event("insert", group, (), req.sequence, req.id, tokens, "3")
+            self.events.append(event)
 
     # -- operations -----------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from handoff.types import (
 
 from . import LEFT_OUT
 from .cache import PrefixCache
-from .handoff import build_handoff, deductions
+from .handoff import build_handoff
 from .journal import Journal
 from .layout import FULL, STATE, SWA, build_layout
 from .options import Options
@@ -105,8 +105,45 @@ class Engine:
             return
         self.scheduler.drop(req)
         self.cache.events.append(Event("abort", seq=req.sequence, request=req.id, rule="5"))
-        self._close(req)
+        if req.sequence is not None:
+            self.cache.ops.append(Close(req.sequence))
         del self._reqs[request_id]
+
+    def act(self, action: str, options: dict[str, object], now: float) -> None:
+        """``flush_cache`` empties tree and pools; only an idle server does it."""
+        if action != "flush_cache":
+            raise Unsupported(f"SGLang knows no action {action!r}; it has flush_cache")
+        if self._reqs or self._batches:
+            raise Unsupported("flush_cache needs an idle server")
+        ops, events = self.cache.ops, self.cache.events
+        self.cache = PrefixCache(self.options, self.journal)
+        self.cache.ops, self.cache.events = ops, [*events, Event("reset", rule="6")]
+        self.scheduler = Scheduler(self.options, self.cache)
+
+    def serve_alone(self, request: Request) -> Handoff:
+        """Match, take the whole prompt, insert, release: the cache half without a scheduler.
+
+        No Steps are planned; ``Refused`` if the prompt does not fit after evicting everything.
+        """
+        req = Req(request, self._arrivals)
+        cache = self.cache
+        found = cache.candidate(req)
+        req.hit, req.best, req.matched, req.raw = found.hit, found.best.stop, found.matched, found.raw
+        req.protected = found.hit
+        cache.hold(req, found.end)
+        cache.share(req)
+        cache.make_room(cache.pages(req.known) * cache.page - found.hit)
+        if not cache.has_room(cache.pages(req.known) * cache.page - found.hit):
+            cache.give_back(req)
+            raise Refused(f"{request.id}: {req.known} tokens do not fit the pool")
+        cache.take_state(req)
+        cache.grow(req, req.known)
+        req.committed = req.known
+        handoff = build_handoff(self.options, req, cache.key_limit(req, req.known, last_token=True))
+        cache.release(req, insert=True)
+        cache.ops.clear()
+        cache.events.clear()
+        return handoff
 
     @property
     def busy(self) -> bool:

@@ -89,6 +89,7 @@ class Inserter:
         self.tree.leaves.offer(end)
         cache.hold(req, end)
         req.protected = units
+        cache.findable(req, units + self.tree.pair)
 
     def _insert(self, req: Req, units: int) -> Node:
         """Steps 1 to 4 of rule 3; returns the node that ends at ``units``."""

@@ -25,10 +25,11 @@ class States:
         self.evictable = 0
         self.protected = 0
 
-    def accept(self, path: list[Node]) -> int:
-        """How many nodes of ``path`` may be hit: the deepest must hold a state."""
+    def accept(self, path: list[Node], units: int) -> int:
+        """How many nodes of ``path`` may be hit: the deepest within ``units`` must hold a state."""
         for index in range(len(path), 0, -1):
-            if path[index - 1].state is not None:
+            node = path[index - 1]
+            if node.state is not None and node.stop <= units:
                 return index
         return 0
 

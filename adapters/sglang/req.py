@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from handoff.index.spans import Seq
-from handoff.types import NULL, Handoff, Request
+from handoff.types import NULL, Request
 
 from .node import Node
 from .slots import Blocks
@@ -77,6 +77,9 @@ class Req:
     * ``seq`` grows with the outputs; ``arrival`` orders the queue; ``attempt`` counts admissions.
     * ``row`` and ``window_row``: block tables; columns below ``protected`` belong to the tree.
     * ``end``, ``mark``, ``locked``: the node held and the receipt of its window lock.
+    * ``raw``, ``matched``, ``best``, ``hit``, ``loaded``: stored at all, found by the tree, accepted
+      by every group, granted, and brought in from the host for it (see ``Found``).
+    * ``considered``: tokens to compute by the last look at it, 0 before the first.
     * ``prefix``: first position of the next prefill row; ``start, stop``: the current one.
     * ``committed``: positions that hold KV once all launched batches ran; ``allocated``: positions
       the row has room for.
@@ -91,6 +94,7 @@ class Req:
         "allocated",
         "arrival",
         "attempt",
+        "best",
         "branch",
         "committed",
         "considered",
@@ -101,12 +105,8 @@ class Req:
         "end",
         "finished",
         "floor",
-        "handoff",
         "hit",
-        "host_hit",
-        "host_window_hit",
         "id",
-        "in_flight",
         "launched",
         "loaded",
         "locked",
@@ -151,7 +151,6 @@ class Req:
         self.finished = False
         self.reported: int | None = None
         self.processed_at_arrival = 0
-        self.handoff: Handoff | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -162,8 +161,7 @@ class Req:
         self.end: Node | None = None
         self.mark: int | None = None
         self.locked = False
-        self.hit = self.host_hit = self.host_window_hit = self.matched = self.loaded = 0
-        self.raw = 0
+        self.hit = self.best = self.matched = self.raw = self.loaded = 0
         self.considered = 0
         self.prefix = self.start = self.stop = 0
         self.protected = self.committed = self.allocated = 0
@@ -175,7 +173,6 @@ class Req:
         self.floor = 0
         self.state: int | None = None
         self.copied_state: int | None = None
-        self.in_flight = 0
         self.drafts: tuple[int, ...] = ()
         self.launched = self.outputs
 

@@ -311,6 +311,15 @@ class Scheduler:
         req.reset()
         self.cache.make_room(remaining * self.options.retract_decode_steps)
 
+    def drop(self, req: Req) -> None:
+        """An aborted request leaves the queue or the batch; its private KV goes back (rule 5)."""
+        self.waiting = [other for other in self.waiting if other is not req]
+        self.running = [other for other in self.running if other is not req]
+        if self.chunked is req:
+            self.chunked = None
+        req.finished = True
+        self.cache.release(req, insert=False)
+
     # -- results --------------------------------------------------------------------------------
 
     def emitted(self, req: Req, tokens: Sequence[int], *, verified: bool) -> None:

@@ -35,11 +35,11 @@ class Windows:
 
     # -- matching -------------------------------------------------------------------------------
 
-    def accept(self, path: list[Node], *, host: bool = False) -> int:
+    def accept(self, path: list[Node], units: int, *, host: bool) -> int:
         """How many nodes of ``path`` may be hit: the last must end a live run of >= one window.
 
-        A path that is live from the root needs no full window. ``host``: copies on the host count
-        as live, else only nodes with all their KV on the device do.
+        Only ``units`` of the path count. A path that is live from the root needs no full window.
+        ``host``: copies on the host count as live, else only nodes wholly on the device do.
         """
         run: float = float("inf")
         accepted = 0
@@ -49,7 +49,7 @@ class Windows:
             if node.window is None and not (host and node.host_window is not None):
                 run = 0
             else:
-                run += node.length
+                run += min(node.stop, units) - node.start
                 if run >= self.window:
                     accepted = index
         return accepted
