@@ -365,9 +365,9 @@ class PrefixCache:
         if self.states is not None and done.states < states:
             self._evict_states(done)
         self.journal.evict(done)
-        if done.gone:
-            ids = tuple(np.concatenate(done.gone).tolist())
-            self.events.append(Event("evict", FULL, ids, tokens=done.full, rule="6"))
+        for group, amount in ((self.main, done.full), (SWA, done.window), (STATE, done.states)):
+            if amount:
+                self.events.append(Event("evict", group, tokens=amount, rule="6"))
 
     def _evict_leaf(self, leaf: Node, done: Evicted) -> None:
         """A device leaf goes completely, with window KV and state; a host copy stays (rule 10)."""
