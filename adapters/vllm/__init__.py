@@ -28,6 +28,7 @@ LEFT_OUT = {
     "encoder budget": "limits of the multimodal encoder are not modelled",
     "dynamic drafts": "the number of drafts is fixed per engine",
     "host offload tiers": "HiSparse and ring-buffer groups were not recorded",
+    "Mamba with a connector": "no recording shows how states are loaded",
     "KV load failures": "a load that a connector announced always succeeds",
     "mamba_cache_mode": "only align mode caches prefixes; all and none are refused with caching on",
     "parallel scheduling": "pipeline and data parallel scheduling are not modelled",

@@ -55,6 +55,10 @@ class Connector:
         """Whether a load still writes into the request's blocks."""
         return state.transfer in self._loads and self._loads[state.transfer] is state
 
+    def aborted(self) -> list[RequestState]:
+        """Requests that are gone but whose load still writes into their blocks."""
+        return [state for state in self._loads.values() if state.status == "aborted"]
+
     def start(self, state: RequestState) -> None:
         """The load of an admitted request was sent off."""
         assert state.transfer is not None
@@ -62,8 +66,13 @@ class Connector:
         self._num_transfers += 1
 
     def arrive(self, transfer: int) -> None:
-        """A load has ended; an aborted request's blocks are freed only now."""
-        state = self._loads.pop(transfer)
+        """A load has ended; an aborted request's blocks are freed only now.
+
+        A load is told once for each group it fills.
+        """
+        state = self._loads.pop(transfer, None)
+        if state is None:
+            return
         if state.status == "aborted":
             self._cache.leave_windows(state, state.computed)
             self._cache.free(state)

@@ -220,7 +220,7 @@ class VllmEngine:
                 stopped = True
                 break
         if row.samples and not accepted:
-            stopped = state.num_outputs >= wanted
+            stopped = True  # nothing was sampled: the request wants no more
         if self.options.is_async and was_running and row.samples:
             state.placeholders -= taken
             self.cache.insertion.insert(state, state.computed - state.placeholders)

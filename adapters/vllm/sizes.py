@@ -215,5 +215,7 @@ def _refuse_left_out(options: VllmOptions) -> None:
         raise Unsupported(f"mamba_cache_mode {options.mamba_cache_mode} with prefix caching")
     if has_mamba and options.decode_context_parallel_size > 1:
         raise Unsupported("Mamba groups with decode_context_parallel_size above 1")
+    if has_mamba and options.kv_connector is not None:
+        raise Unsupported("Mamba groups with a KV connector")
     if len(options.cache_groups) > 1 and options.decode_context_parallel_size > 1:
         raise Unsupported("several cache groups with decode_context_parallel_size above 1")
