@@ -364,6 +364,19 @@ def bench_trace(
     raise typer.Exit(code)
 
 
+@bench_app.command("kernels")
+def bench_kernels(
+    device: Annotated[str | None, typer.Option(help="cpu or cuda; default: what is there.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Timed calls per shape.")] = 9,
+    out: Annotated[Path | None, typer.Option(help="Also write the JSON to this file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Time attention kernels beside baselines; ratios of one run."""
+    from .command import bench_kernels_command
+
+    raise typer.Exit(bench_kernels_command(device, repeats, out, as_json=as_json))
+
+
 @app.command()
 def report(
     ledgers: Annotated[

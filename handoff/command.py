@@ -556,6 +556,37 @@ def bench_trace_command(
     return 1 if any(differing.values()) else 0
 
 
+def bench_kernels_command(
+    device: str | None, repeats: int, out: Path | None, *, as_json: bool
+) -> int:
+    """Measure and print; 1 if a ratio that the embedded path has to keep is missed."""
+    import torch
+
+    from .bench_kernels import bench_kernels, write_json
+
+    if device not in (None, "cpu", "cuda"):
+        raise BadInput(f"--device is cpu or cuda, not {device}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no CUDA device here")
+    found = bench_kernels(device, repeats)
+    if out is not None:
+        write_json(found, out)
+    rows = [*found["cpu"], *(found["gpu"]["rows"] if found["gpu"] else ())]
+    if as_json:
+        print(json.dumps(found, indent=2, sort_keys=True))
+    else:
+        for row in rows:
+            kept = f", at most {row['at_most']}" if "at_most" in row else ""
+            ratios = ", ".join(f"{value} x {name}" for name, value in row["ratio"].items())
+            print(
+                f"{row['shape']:34} {row['median_s']['handoff'] * 1e3:9.3f} ms  "
+                f"{row['gflops_per_s']:9,.1f} GFLOP/s  {ratios}{kept}"
+            )
+        if found["gpu"] is None:
+            print("No CUDA device: only the CPU path was measured, no GPU figure is given.")
+    return 0 if all(row.get("ok", True) for row in rows) else 1
+
+
 def _count_different(ours: list[Any], replay: Any, name: str, path: Path) -> int:
     """Requests whose value is not upstream's; a trace cut by ``--limit`` compares its head."""
     theirs = replay.get(name) if isinstance(replay, dict) else replay
