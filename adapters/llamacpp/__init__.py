@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from handoff.adapter import Engine, Evidence
 from handoff.adapter import Options as BaseOptions
 from handoff.errors import BadInput
+from handoff.types import Handoff
 
 from .options import Options
 
@@ -42,6 +43,15 @@ class LlamaCpp:
         "RAM cache allocation failure": "depends on the host's memory",
     }
     options: type[BaseOptions] = Options
+    rules: Mapping[str, str] = {
+        "slot_choice": "2",
+        "isolation": "10",
+        "evicted": "12",
+        "not_stored": "2",
+        "disabled": "3.1",
+        "last_token": "3.9",
+        "group": "5.3",
+    }
 
     def engine(self, options: BaseOptions) -> Engine:
         from .engine import LlamaCppEngine
@@ -66,6 +76,13 @@ class LlamaCpp:
         if own.num_drafts:
             words.append(f"{own.num_drafts} drafts")
         return ", ".join(words)
+
+    def counters(self, handoff: Handoff) -> Mapping[str, float]:
+        """``timings.cache_n`` and ``timings.prompt_n`` of the answer."""
+        return {
+            "cache_n": handoff.hit_tokens,
+            "prompt_n": handoff.prompt_tokens - handoff.hit_tokens,
+        }
 
     def recordings(self) -> Recordings | None:
         from .driver import RECORDINGS

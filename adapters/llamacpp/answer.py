@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from handoff.types import Deduction, GroupAnswer, Handoff
 
 from .hit import Hit
-from .memory import STATE, WINDOW, Memory
+from .memory import FULL, STATE, WINDOW, Memory
 from .slots import Slot, Task
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["child_handoff", "handoff_of", "unsound_rules"]
 
-MATCHER = "slot choice, then longest common token prefix with that slot"
 REFERENCES = "none; the slot's cells stay in place, only idle slots are candidates"
 
 
@@ -44,10 +43,10 @@ def handoff_of(
         hit_tokens=hit.tokens,
         start=hit.tokens,
         deductions=deductions,
-        groups=_groups(server.memory, slot, hit.tokens),
+        groups=_groups(server.memory, slot, hit.tokens, hit.matched, hit.tokens + hit.full),
         moved_spans=hit.moved,
         elsewhere=elsewhere,
-        matcher=MATCHER,
+        matcher=slot.chosen,
         references=REFERENCES,
         unsound=unsound_rules(server.memory, slot, task, hit),
     )
@@ -63,8 +62,8 @@ def child_handoff(server: Server, slot: Slot, task: Task, seq: int) -> Handoff:
         raw_tokens=task.num_prompt,
         hit_tokens=task.num_prompt,
         start=task.num_prompt,
-        groups=_groups(server.memory, slot, task.num_prompt),
-        matcher="the parent's prompt",
+        groups=_groups(server.memory, slot, *[task.num_prompt] * 3),
+        matcher=slot.chosen,
         references="cells shared with the parent" if server.options.unified else "a copied stream",
     )
 
@@ -90,14 +89,22 @@ def unsound_rules(memory: Memory, slot: Slot, task: Task, hit: Hit) -> tuple[str
     return tuple(found)
 
 
-def _groups(memory: Memory, slot: Slot, hit: int) -> tuple[GroupAnswer, ...]:
-    """Each group's table and bounds at admission."""
+def _groups(
+    memory: Memory, slot: Slot, hit: int, matched: int, carried: int
+) -> tuple[GroupAnswer, ...]:
+    """Each group's table and bounds at admission.
+
+    ``matched`` is what a memory that can be cut offers, ``carried`` how far a window or a state
+    could go along.
+    """
+    cuttable = memory.states is None and not memory.options.visible_window
     answers = []
     for group in memory.layout.groups:
+        found = matched if group.name == FULL or cuttable else carried
         if group.name == STATE:
             assert memory.states is not None
             ident = (memory.states.ids(slot.id)[0],)
-            answers.append(GroupAnswer(STATE, hit, ident, 1 if hit else 0, hit))
+            answers.append(GroupAnswer(STATE, found, ident, 1 if hit else 0, hit))
             continue
         cells = memory.kv[group.name]
         table = tuple(cells.tables[slot.id])
@@ -105,5 +112,5 @@ def _groups(memory: Memory, slot: Slot, hit: int) -> tuple[GroupAnswer, ...]:
         visible = 0
         if group.window is not None and low > max(0, hit - group.window + 1):
             visible = low
-        answers.append(GroupAnswer(group.name, hit, table, hit, hit, visible))
+        answers.append(GroupAnswer(group.name, found, table, hit, hit, visible))
     return tuple(answers)

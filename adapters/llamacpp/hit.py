@@ -36,6 +36,11 @@ class Hit:
     deductions: tuple[Deduction, ...]
 
     @property
+    def matched(self) -> int:
+        """Tokens a memory that can be cut anywhere would serve."""
+        return self.common + sum(chunk.length for chunk in self.chunks)
+
+    @property
     def moved(self) -> tuple[tuple[int, int], ...]:
         """Prompt positions reused out of place."""
         spans = ((c.target, min(c.target + c.length, self.tokens)) for c in self.chunks)
@@ -88,13 +93,21 @@ def plan_hit(slot: Slot, task: Task, options: Options, memory: Memory) -> Hit:
             caps.lower(hit, "last_token", "3.7", "a one-token prompt is computed anyway")
         else:
             group = "window" if options.memory == "window" else "state"
-            note = "no checkpoint fits" if reset else "back to a checkpoint"
+            note = _note(restore, num_prompt, hit)
             caps.lower(hit, "group", "5.3" if restore else "3.7", note, group)
     full = hit == num_prompt and hit > 0
     if full:
         hit -= 1
         caps.lower(hit, "last_token", "3.9", "the last token is computed for its logits")
     return Hit(raw, hit, pos_next, tuple(chunks), restore, reset, full, tuple(caps.found))
+
+
+def _note(restore: Checkpoint | None, num_prompt: int, hit: int) -> str:
+    if restore is None:
+        return "no checkpoint fits, all is computed again"
+    back = num_prompt - restore.num_tokens
+    note = f"back to the checkpoint at {restore.num_tokens:,}, {back:,} before the prompt's end"
+    return note if hit == restore.num_tokens else f"{note}, whose last position is computed again"
 
 
 def _cached(request: Mapping[str, Any], options: Options) -> bool:

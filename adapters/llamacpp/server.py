@@ -66,6 +66,7 @@ class Server:
             return False
         self._say_choice(choice)
         slot = choice.slot
+        words = choice.words(slot.length, self.ram is not None)
         if choice.update and self.ram is not None and not task.decision:
             self._swap(slot, task)
         if slot.busy:
@@ -77,6 +78,7 @@ class Server:
         for child, helper in zip(task.children, helpers, strict=True):
             self._launch(helper, child, parent=slot)
         self._launch(slot, task)
+        slot.chosen = words
         if self.ram is not None and self.options.cache_idle_slots:
             self._save_idle()
         return True
@@ -357,6 +359,9 @@ class Server:
             child.text = slot.text.slice(0, shared)
             child.length = shared
             child.origin = slot.origin.cut(shared)
+            child.chosen = (
+                f"slot {child.id}, the lowest idle one; it gets what slot {slot.id} holds"
+            )
             if child.task.decision:
                 self.say("share", slot, shared, child.id)
                 child.phase = "started"

@@ -72,6 +72,8 @@ class Slot:
     sampled: int = 0
     """The last sampled token, not yet fed back."""
     parent: Slot | None = None
+    chosen: str = ""
+    """How the slot came to its task, in words."""
     truncated: bool = False
     drafts: tuple[int, ...] = ()
     """The drafter's guesses for what follows ``sampled``."""
@@ -113,6 +115,26 @@ class Choice(NamedTuple):
     similarity: float
     keep: float
     update: bool
+
+    def words(self, held: int, has_ram: bool) -> str:
+        """The choice for people; ``held`` = tokens the slot held then."""
+        how = {
+            "byid": "named by the request",
+            "lru": "least recently used",
+            "lcp": f"similarity {self.similarity:.3f}",
+        }[self.how]
+        text = f"slot {self.slot.id} ({how}), then its longest common prefix"
+        if not has_ram:
+            return text
+        if self.update:
+            return f"{text}; the RAM cache was searched"
+        if not held:
+            return f"{text}; the RAM cache was not searched for an empty slot"
+        share = round(self.keep, 3)
+        return (
+            f"{text}; the RAM cache was not searched: the slot keeps {share} of its"
+            f" {held:,} tokens, not below 0.5"
+        )
 
 
 def choose(
