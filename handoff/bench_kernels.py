@@ -24,7 +24,17 @@ import torch.nn.functional as F
 from . import kernels
 from .kernels.segments import Segments
 
-__all__ = ["CPU_SHAPES", "GPU_SHAPES", "Shape", "bench_kernels", "make", "write_json"]
+__all__ = [
+    "CPU_SHAPES",
+    "GPU_SHAPES",
+    "Shape",
+    "bench_kernels",
+    "contiguous",
+    "gathered",
+    "make",
+    "row_of",
+    "write_json",
+]
 
 
 class Shape(NamedTuple):
@@ -137,7 +147,7 @@ def _mask(shape: Shape, device: str) -> torch.Tensor | None:
     return mask if shape.window is None else mask & (key > row - shape.window)
 
 
-def _contiguous(case: _Case, shape: Shape) -> Callable[[], object]:
+def contiguous(case: _Case, shape: Shape) -> Callable[[], object]:
     """SDPA per request over KV that was never paged."""
     requests, _, new = shape.rows
     mask = _mask(shape, str(case.q.device))
@@ -153,7 +163,7 @@ def _contiguous(case: _Case, shape: Shape) -> Callable[[], object]:
     return call
 
 
-def _gathered(case: _Case, shape: Shape) -> Callable[[], object]:
+def gathered(case: _Case, shape: Shape) -> Callable[[], object]:
     """SDPA over pages that are gathered each time: what a kernel without block tables pays."""
     requests, prefix, new = shape.rows
     mask = _mask(shape, str(case.q.device))
@@ -232,7 +242,7 @@ def _gpu_times(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str
     return times
 
 
-def _row(shape: Shape, times: dict[str, list[float]]) -> dict[str, Any]:
+def row_of(shape: Shape, times: dict[str, list[float]]) -> dict[str, Any]:
     median = {name: statistics.median(each) for name, each in times.items()}
     ours = times["handoff"]
     flops = 4 * shape.dim * shape.heads * shape.pairs * shape.layers
@@ -266,8 +276,8 @@ def bench_kernels(device: str | None = None, repeats: int = 9) -> dict[str, Any]
         torch.set_num_threads(1)
         for shape in CPU_SHAPES:
             case = make(shape, "cpu", torch.float32)
-            calls = {"handoff": _paged(case), "contiguous SDPA": _contiguous(case, shape)}
-            report["cpu"].append(_row(shape, _cpu_times(calls, repeats)))
+            calls = {"handoff": _paged(case), "contiguous SDPA": contiguous(case, shape)}
+            report["cpu"].append(row_of(shape, _cpu_times(calls, repeats)))
         torch.set_num_threads(before)
     if device in (None, "cuda") and torch.cuda.is_available():
         report["gpu"] = _bench_gpu(repeats)
@@ -279,11 +289,11 @@ def _bench_gpu(repeats: int) -> dict[str, Any]:
     for shape in GPU_SHAPES:
         case = make(shape, "cuda", torch.bfloat16)
         rivals = _rivals(case, shape)
-        calls = {"handoff": _paged(case), "gathered SDPA": _gathered(case, shape), **rivals}
+        calls = {"handoff": _paged(case), "gathered SDPA": gathered(case, shape), **rivals}
         error = _error(calls)
         if error > 0.05:
             raise AssertionError(f"{shape.name}: off by {error:.3g} from SDPA, nothing is timed")
-        rows.append({**_row(shape, _gpu_times(calls, repeats)), "max_error": error})
+        rows.append({**row_of(shape, _gpu_times(calls, repeats)), "max_error": error})
     return {"device": torch.cuda.get_device_name(), "rows": rows}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from handoff import kernels
-from handoff.bench_kernels import Shape, _contiguous, _gathered, _row, make
+from handoff.bench_kernels import Shape, contiguous, gathered, row_of, make
 
 
 def test_baselines_compute_the_same_attention() -> None:
@@ -18,7 +18,7 @@ def test_baselines_compute_the_same_attention() -> None:
         case = make(shape, "cpu", torch.float32)
         k, v = case.pages[0]
         got = kernels.attend(case.q, k, v, case.segments, case.scale)
-        for call in (_contiguous(case, shape), _gathered(case, shape)):
+        for call in (contiguous(case, shape), gathered(case, shape)):
             want = call()
             assert isinstance(want, torch.Tensor)
             assert torch.allclose(got, want.transpose(1, 2).reshape(got.shape), atol=1e-5)
@@ -27,6 +27,6 @@ def test_baselines_compute_the_same_attention() -> None:
 
 def test_a_missed_ratio_is_not_ok() -> None:
     shape = Shape("x", (1, 0, 4), at_most=1.5)
-    fine = _row(shape, {"handoff": [1.0, 1.2], "contiguous SDPA": [1.0, 1.0]})
-    slow = _row(shape, {"handoff": [2.0, 2.0], "contiguous SDPA": [1.0, 1.0]})
+    fine = row_of(shape, {"handoff": [1.0, 1.2], "contiguous SDPA": [1.0, 1.0]})
+    slow = row_of(shape, {"handoff": [2.0, 2.0], "contiguous SDPA": [1.0, 1.0]})
     assert fine["ok"] and not slow["ok"] and slow["ratio"] == {"contiguous SDPA": 2.0}
