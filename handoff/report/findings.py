@@ -7,13 +7,15 @@ never a rate without its denominator in the same line or the line that follows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from .info import RunInfo, ScenarioInfo
 from .strip import Strip, StripRow
 from .totals import Total
 from .words import count, join, number_word, percent, plural, points, span_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "answer",

@@ -10,12 +10,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, NamedTuple
 
 from .palette import CLASSES, FLAGS
 from .totals import counted, label, parse, run_order
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "CELLS",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import pandas as pd
 from rich.console import Console
 from rich.text import Text
 
@@ -20,6 +20,9 @@ from .palette import ASCII, CLASSES, FLAGS, dark_ink
 from .strip import Run, Strip, cells, median_request, strip
 from .totals import Total, common, scenario_names, totals
 from .words import count, percent, plural, points, seconds
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["five_rows", "render_run", "render_strip", "row_facts", "strip_lines"]
 
