@@ -69,7 +69,6 @@ class RequestRow:
     scenario: str
     request: str
     label: str
-    evidence: str
     prompt: int
     shared: int
     hit: int
@@ -223,7 +222,6 @@ def _requests(frame: pd.DataFrame) -> tuple[tuple[RequestRow, ...], int]:
                 scenario=entry["scenario"],
                 request=entry["request"],
                 label=names[entry["run"]],
-                evidence=entry["evidence"],
                 prompt=int(entry["prompt_tokens"]),
                 shared=int(entry["shared_tokens"]),
                 hit=int(entry["hit_tokens"]),

@@ -11,7 +11,7 @@ import pandas as pd
 from . import findings
 from .canvas import MARGIN, WIDTH, Canvas, Picture, text_width
 from .palette import CLASSES, Theme
-from .totals import counted, label, parse
+from .totals import counted, label, marked, parse
 from .words import count
 
 __all__ = ["block_map", "tables_of"]
@@ -98,13 +98,10 @@ def block_map(
     before = [t for t in tables[: names.index(request)] if held & set(t.ids)]
     rows = [*before[-(_ROWS - 1) :], mine]
     first = frame[frame["run"] == run].iloc[0]
-    title = label(run, str(first["adapter"]), str(first["title"]))
-    evidence = "" if first["evidence"] == "ran" else f" ({first['evidence']})"
+    title = marked(label(run, str(first["adapter"]), str(first["title"])), first["evidence"])
     size = mine.block_size
     grain = f", {count(size)} tokens a block" if size else ""
-    subtitle = (
-        f"{title}{evidence}{grain}; tables as they were at admission. Number = physical block."
-    )
+    subtitle = f"{title}{grain}; tables as they were at admission. Number = physical block."
     earlier = [table.request for table in before]
     heading = findings.block_title(request, earlier, _shared(mine, before), mine.write, mine.copied)
     canvas = Canvas(heading, subtitle, 90 + _PITCH * len(rows) + 40, theme)

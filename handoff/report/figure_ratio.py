@@ -244,7 +244,7 @@ class _Scatter:
                 if not chosen.any() or (kind == "" and len(entries) > _MANY):
                     continue
                 if kind == "":
-                    look = {"facecolors": "none", "edgecolors": CLASSES["reused"].colour}
+                    look = {"facecolors": "none", "edgecolors": canvas.look.gain}
                     canvas.dots(xs[chosen], ys[chosen], 22, marker=marker, zorder=3, **look)
                     continue
                 face = canvas.look.ink if kind == "other" else CLASSES[kind].colour
@@ -266,10 +266,9 @@ class _Scatter:
             canvas.dots(xs, ys, 58, marker=marker, linewidths=1.0, zorder=6, **ink)
             if number < 8:
                 y = self.top + 10 + 13 * number
-                key = {"facecolors": "none", "edgecolors": CLASSES["reused"].colour}
+                key = {"facecolors": "none", "edgecolors": canvas.look.gain}
                 canvas.dots([_LEFT + 12], [y], 22, marker=marker, linewidths=0.9, **key)
-                text = row.label if row.evidence == "ran" else f"{row.label} ({row.evidence})"
-                canvas.text(_LEFT + 22, y, text, size=8)
+                canvas.text(_LEFT + 22, y, row.marked, size=8)
 
     def notes(self, rows: Sequence[Total], shown: dict[str, int], lines: bool) -> None:
         """The words beside the square: only what can be seen in it."""

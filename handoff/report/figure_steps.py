@@ -135,8 +135,7 @@ class _Steps:
             if not pd.isna(line["hit"]):
                 canvas.line((x, x), (y - 4, y + _BAR + 4), linewidth=2.0)
                 words = f"hit {count(int(line['hit']))}"
-                blue = CLASSES["reused"].colour if canvas.theme != "dark" else "#7FB2FF"
-                color = blue if line["hit"] else canvas.look.muted
+                color = canvas.look.gain if line["hit"] else canvas.look.muted
                 if x > taken:
                     canvas.text(x + 2, y - 9, words, size=8, bold=True, color=color)
                     taken = x + text_width(words, 8, True) + 6

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from .info import RunInfo
-from .totals import Total, counted, label, parse, run_order
+from .totals import Total, counted, label, marked, parse, run_order
 from .words import count, percent, seconds
 
 __all__ = [
@@ -78,10 +78,13 @@ def _seconds(value: float | None) -> Cell:
 
 
 def labels(frame: pd.DataFrame) -> dict[str, str]:
-    """What each row is called, in the order of all tables."""
+    """What each row is called, with weak evidence, in the order of all tables."""
     first = frame.drop_duplicates("run").set_index("run")
     return {
-        run: label(run, str(first.at[run, "adapter"]), str(first.at[run, "title"]))
+        run: marked(
+            label(run, str(first.at[run, "adapter"]), str(first.at[run, "title"])),
+            str(first.at[run, "evidence"]),
+        )
         for run in run_order(frame)
     }
 
@@ -128,7 +131,7 @@ def ratio(rows: Sequence[Total], frame: pd.DataFrame) -> tuple[Grid, int, int]:
         mine = outside[entries["run"] == row.run]
         lines.append(
             (
-                row.label,
+                row.marked,
                 row.hit,
                 row.prompt,
                 _percent(row.hit_ratio),
@@ -194,7 +197,7 @@ def pool(rows: Sequence[Total], info: RunInfo) -> Grid:
     lines = []
     for row in rows:
         evicted = row.lost["evicted"]
-        line = [row.label, info.row(row.run).pool or None, evicted, _percent(row.part(evicted))]
+        line = [row.marked, info.row(row.run).pool or None, evicted, _percent(row.part(evicted))]
         lines.append([*line, info.row(row.run).smallest_prompt] if smallest else line)
     return Grid.of([*head, "smallest prompt that can hit"] if smallest else head, lines)
 
@@ -211,7 +214,7 @@ def scheduler(frame: pd.DataFrame, rows: Sequence[Total]) -> Grid:
         ]
         lines.append(
             (
-                row.label,
+                row.marked,
                 _seconds(row.ttft_s),
                 _seconds(row.cold_ttft_s),
                 _seconds(float(queue.median()) if len(queue) else None),

@@ -138,7 +138,7 @@ def _requests(content: Content) -> list[str]:
         (
             each.request,
             each.scenario,
-            each.label if each.evidence == "ran" else f"{each.label} ({each.evidence})",
+            each.label,
             count(each.prompt),
             count(each.shared),
             count(each.hit),

@@ -59,6 +59,8 @@ class Palette:
     outline: str
     card: str
     fresh: str
+    gain: str
+    """For thin lines and words about hits: readable where the class's own blue is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,21 @@ WATERFALL: Final = tuple(reason for reason in REASONS if reason != "replay")
 
 THEMES: Final[dict[Theme, Palette]] = {
     "light": Palette(
-        "#FFFFFF", "#15191E", "#5B6570", "#D9DEE4", "#8C96A1", "#F6F8FA", CLASSES["fresh"].colour
+        "#FFFFFF",
+        "#15191E",
+        "#5B6570",
+        "#D9DEE4",
+        "#8C96A1",
+        "#F6F8FA",
+        CLASSES["fresh"].colour,
+        "#1F5FC4",
     ),
-    "dark": Palette("#0E1116", "#E8ECF1", "#A3AEBA", "#2B333D", "#7C8895", "#161B22", "#39434F"),
-    "print": Palette("#FFFFFF", "#000000", "#3C434B", "#C9CED4", "#5B6570", "#FFFFFF", "#FFFFFF"),
+    "dark": Palette(
+        "#0E1116", "#E8ECF1", "#A3AEBA", "#2B333D", "#7C8895", "#161B22", "#39434F", "#7FB2FF"
+    ),
+    "print": Palette(
+        "#FFFFFF", "#000000", "#3C434B", "#C9CED4", "#5B6570", "#FFFFFF", "#FFFFFF", "#1F5FC4"
+    ),
 }
 
 ASCII: Final = {"█": "#", "▓": "%", "·": "."}

@@ -69,8 +69,9 @@ def _name(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
 
 
 def _slice(
-    name: str, process: int, thread: int, start: float, length: float, **args: Any
+    name: str, process: int, thread: int, time: tuple[float, float], **args: Any
 ) -> dict[str, Any]:
+    start, length = time
     return {
         "ph": "X",
         "name": name,
@@ -104,12 +105,12 @@ def _from_ledger(
         queue = 0.0 if pd.isna(entry["queue_s"]) else float(entry["queue_s"])
         length = 0.0 if pd.isna(entry["ttft_s"]) else float(entry["ttft_s"])
         start = float(entry["arrival_s"]) + queue
-        yield _slice("waiting", process, thread, float(entry["arrival_s"]), queue)
+        yield _slice("waiting", process, thread, (float(entry["arrival_s"]), queue))
         numbers = {
             name: int(entry[name])
             for name in ("prompt_tokens", "hit_tokens", "computed_tokens", "attempt")
         }
-        yield _slice("prefill", process, thread, start, length, **numbers)
+        yield _slice("prefill", process, thread, (start, length), **numbers)
 
 
 def _from_steps(
@@ -131,5 +132,6 @@ def _from_steps(
                 args = {"hit_tokens": int(line["hit"]), "attempt": int(line["attempt"])}
                 yield _instant("admitted", process, thread, start, **args)
             kind = "decode" if line["decode"] else "prefill"
-            args = {name: int(line[name]) for name in ("step", "start", "tokens", "again")}
-            yield _slice(kind, process, thread, start, length, **args)
+            args = {name: int(line[name]) for name in ("step", "tokens", "again")}
+            args["position"] = int(line["start"])
+            yield _slice(kind, process, thread, (start, length), **args)

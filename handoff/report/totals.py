@@ -11,13 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handoff.adapter import ORDER
 
 from .palette import LOSSES, WATERFALL
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = [
     "Fall",
@@ -25,6 +26,7 @@ __all__ = [
     "common",
     "counted",
     "label",
+    "marked",
     "option_words",
     "parse",
     "run_order",
@@ -77,6 +79,11 @@ class Total:
     def label(self) -> str:
         """What the row is called: the framework's title and the options that tell rows apart."""
         return label(self.run, self.adapter, self.title)
+
+    @property
+    def marked(self) -> str:
+        """The label, with weaker evidence behind it: ``TensorRT-LLM (transcribed)``."""
+        return marked(self.label, self.evidence)
 
     @cached_property
     def shared_ratio(self) -> float | None:
@@ -150,6 +157,11 @@ def run_order(frame: pd.DataFrame) -> list[str]:
     rows = list(zip(seen["run"], seen["adapter"], strict=True))
     rows.sort(key=lambda row: (rank.get(row[1], len(rank)), "" if row[1] in rank else row[1]))
     return [run for run, _ in rows]
+
+
+def marked(label_: str, evidence: str) -> str:
+    """A row's label, with its evidence if that is not the best."""
+    return label_ if evidence == "ran" else f"{label_} ({evidence})"
 
 
 def scenario_names(frame: pd.DataFrame) -> list[str]:
