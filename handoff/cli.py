@@ -179,7 +179,7 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Serve scenarios or a trace with every adapter; tables, ledger and report."""
-    from .command import RunPlan, execute_plan
+    from .commands.run import RunPlan, execute_plan
 
     if bad_lines not in ("stop", "skip"):
         raise BadInput(f"--bad-lines is stop or skip, not {bad_lines!r}")
@@ -220,7 +220,7 @@ def conform(
     as_json: Json = False,
 ) -> None:
     """Replay recordings of upstream against an adapter, case by case."""
-    from .command import conform_command
+    from .commands.conform import conform_command
 
     raise typer.Exit(
         conform_command(
@@ -277,7 +277,7 @@ def explain(
     as_json: Json = False,
 ) -> None:
     """Where did each token of the last prompt go, in each framework, and why?"""
-    from .command import explain_command
+    from .commands.explain import explain_command
 
     explain_command(
         list(prompts or ()),
@@ -309,7 +309,7 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Execute scenarios, compare logits with cold runs, plant faults and expect to catch them."""
-    from .command import verify_command
+    from .commands.verify import verify_command
 
     code = verify_command(
         list(scenarios or ()),
@@ -348,7 +348,7 @@ def bench_trace(
     as_json: Json = False,
 ) -> None:
     """Plan a whole trace, measure CPU time, and compare with a replay of upstream."""
-    from .command import bench_trace_command
+    from .commands.bench import bench_trace_command
 
     code = bench_trace_command(
         trace,
@@ -372,7 +372,7 @@ def bench_kernels(
     as_json: Json = False,
 ) -> None:
     """Time attention kernels beside baselines; ratios of one run."""
-    from .command import bench_kernels_command
+    from .commands.bench import bench_kernels_command
 
     raise typer.Exit(bench_kernels_command(device, repeats, out, as_json=as_json))
 
@@ -388,7 +388,7 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
 ) -> None:
     """Write the report page and its Markdown from ledgers of earlier runs."""
-    from .command import report_command
+    from .commands.report import report_command
 
     report_command(ledgers, [part.strip() for part in formats.split(",")], out)
 

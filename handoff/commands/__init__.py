@@ -1,0 +1,1 @@
+"""What each command does, apart from reading the command line; one module each."""

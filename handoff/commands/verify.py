@@ -1,0 +1,81 @@
+"""``handoff verify``: the truth test and the planted faults."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from handoff.errors import BadInput
+from handoff.experiment import stream_of
+from handoff.workload.scenario import builtin, load_scenario
+
+__all__ = ["verify_command"]
+
+
+def verify_command(
+    names: Sequence[str],
+    *,
+    adapters: Sequence[str],
+    sets: dict[str, dict[str, Any]],
+    dtype: str,
+    device: str,
+    seed: int,
+    as_json: bool,
+) -> int:
+    """Truth test and planted faults; 0 if everything agrees and every fault is caught."""
+    if dtype not in ("float32", "float64"):
+        raise BadInput(f"--dtype is float32 or float64, not {dtype}")
+    streams = [stream_of(load_scenario(name)) for name in names or builtin()]
+    import torch
+
+    from handoff.verify import verify
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise BadInput("--device cuda: there is no CUDA device here")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"--device is cpu or cuda, not {device}")
+    torch.set_num_threads(1)  # the models are small: threads only wait for each other
+    found = verify(
+        streams,
+        adapters,
+        sets=sets,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        progress=say,
+    )
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2, sort_keys=True, ensure_ascii=False))
+    else:
+        _show(found)
+    return 0 if found.ok else 1
+
+
+def _show(found: VerifyReport) -> None:
+    """The three comparisons, apart, and what became of every planted fault."""
+    print(
+        f"Logits against a cold run under the same rule ({found.dtype}, allowed {found.tolerance}):"
+    )
+    for name, exact in found.exact.items():
+        verdict = "equal" if exact.ok else "DIFFER"
+        print(
+            f"  {name:14}{exact.requests:6,} requests {exact.rows:8,} rows  "
+            f"largest error {exact.max_rel_error:.1e}  {verdict}"
+        )
+    if found.approximate:
+        print("Against the untruncated model, where a rule approximates:")
+    for name, each in found.approximate.items():
+        print(f"  {name:14}{json.dumps(asdict(each), default=str)}")
+    caught = len(found.planted) - len(found.uncaught)
+    kinds = len({each.fault for each in found.planted})
+    print(f"Planted faults: {caught:,} of {len(found.planted):,} caught, {kinds} kinds.")
+    catchers = Counter((each.fault, each.catcher) for each in found.planted)
+    for (fault, catcher), count in sorted(catchers.items()):
+        print(f"  {fault:44}{count:3}  caught by {catcher}")
+    for adapter, fault, why in found.not_applicable:
+        print(f"  not applicable to {adapter}: {fault} ({why})")
+    for each in found.uncaught:
+        print(f"  NOT CAUGHT: {json.dumps(asdict(each), default=str)}")
