@@ -2,10 +2,11 @@
 
 Pinned: PyPI wheel ``sglang`` 0.5.23. Rules from its Python sources and from its own classes, run
 with the model replaced by given tokens (evidence: ran upstream): ``managers/scheduler.py``,
-``managers/schedule_policy.py``, ``managers/schedule_batch.py``, ``mem_cache/unified_radix_cache.py``
-and ``mem_cache/unified_cache/``, ``mem_cache/allocator/``, ``mem_cache/evict_policy.py``,
-``mem_cache/radix_cache.py`` (``PureSWARadixCache``). The rule book is docs/rules/sglang.md; "rule
-2.5" in this package is point 5 of its section 2. What is left out is listed in ``LEFT_OUT``.
+``managers/schedule_policy.py``, ``managers/schedule_batch.py``,
+``mem_cache/unified_radix_cache.py``, ``mem_cache/unified_cache/``, ``mem_cache/allocator/``,
+``mem_cache/evict_policy.py``, ``mem_cache/radix_cache.py`` (``PureSWARadixCache``). The rule book
+is docs/rules/sglang.md; "rule 2.5" in this package is point 5 of its section 2. What is left out
+is listed in ``LEFT_OUT``.
 """
 
 from __future__ import annotations

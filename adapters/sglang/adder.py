@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
-from .cache import Found, PrefixCache
+from .cache import PrefixCache
+from .lookup import Found
 from .node import Node
 from .options import Options
 from .req import Req
@@ -64,17 +65,17 @@ class Adder:
     @property
     def total_left(self) -> float:
         """Tokens free or evictable, less reservations."""
-        return self._cache.free_tokens + self._cache.tree.evictable - self._total_offset
+        return self._cache.room.free_tokens + self._cache.tree.evictable - self._total_offset
 
     @property
     def _current_left(self) -> int:
-        return self._cache.free_tokens + self._cache.tree.evictable - self._current_offset
+        return self._cache.room.free_tokens + self._cache.tree.evictable - self._current_offset
 
     @property
     def _window_left(self) -> int:
         windows = self._cache.windows
         assert windows is not None
-        return self._cache.free_window_tokens + windows.evictable - self._window_offset
+        return self._cache.room.free_window_tokens + windows.evictable - self._window_offset
 
     def _window_need(self, extend: int, new: int, limit: int | None, host: int = 0) -> int:
         """Peak of window KV that a request needs: the part of a chunk beyond one window, a window
@@ -131,9 +132,7 @@ class Adder:
         self._charge(length, 0 if length < whole else self._clip(req.max_new))
         return req if length < whole else None
 
-    def add(
-        self, req: Req, found: Found, load: Callable[[Found], tuple[Node, int]]
-    ) -> Verdict:
+    def add(self, req: Req, found: Found, load: Callable[[Found], tuple[Node, int]]) -> Verdict:
         """Admit a matched candidate if it fits; ``load`` brings in its host part."""
         total = req.known - found.hit + self._clip(req.remaining) + self._page
         mark = self._cache.lock(found.end)
@@ -149,9 +148,7 @@ class Adder:
                     if isinstance(plan, Verdict):
                         return plan
             length = plan
-            req.hit, req.matched, req.raw, req.branch = hit, found.matched, found.raw, found.branch
-            req.best, req.loaded = found.best.stop, hit - found.hit
-            req.protected = hit
+            req.grant(found, hit)
             self._admit(req, hit, length)
             self._cache.hold(req, end)
         finally:

@@ -9,8 +9,8 @@ from handoff.conformance.recording import Case
 from handoff.index.spans import Seq
 from handoff.types import Request
 
-from .cache import Found
 from .journal import Evicted
+from .lookup import Found
 from .replay import Bench, Transfers, gone, run_lengths
 from .req import Req
 from .slots import Blocks

@@ -9,8 +9,9 @@ from handoff.conformance.recording import Case
 from handoff.index.spans import Seq
 from handoff.types import Request
 
-from .cache import Found, PrefixCache
+from .cache import PrefixCache
 from .journal import Evicted
+from .lookup import Found
 from .node import Node
 from .replay import Bench, Transfers, gone, run_lengths
 from .req import Req
@@ -51,14 +52,12 @@ class _Listener(Transfers):
     def touch(self, req: Req, tokens: int) -> None:
         self.events.append(["touch", self._first_like(req), tokens])
 
-    def match(self, req: Req | None, tokens: int, found: Found) -> None:
-        event = ["m", None if req is None else req.id, tokens, found.hit]
+    def match(self, req: Req | None, found: Found) -> None:
+        event = ["m", None if req is None else req.id, found.limit, found.hit]
         cache = self.cache
         if cache.host is not None or cache.windows is not None:
             event += [found.host, found.host_window]
-        if cache.windows is not None:
-            event += [found.matched, found.branch]
-        elif cache.states is not None:
+        if cache.windows is not None or cache.states is not None:
             event += [found.matched, found.branch]
         self.events.append(event)
 

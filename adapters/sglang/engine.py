@@ -30,7 +30,7 @@ from . import LEFT_OUT
 from .cache import PrefixCache
 from .handoff import build_handoff
 from .journal import Journal
-from .layout import FULL, STATE, SWA, build_layout
+from .layout import STATE, build_layout
 from .options import Options
 from .req import Req
 from .scheduler import Batch, Scheduler
@@ -115,9 +115,10 @@ class Engine:
             raise Unsupported(f"SGLang knows no action {action!r}; it has flush_cache")
         if self._reqs or self._batches:
             raise Unsupported("flush_cache needs an idle server")
-        ops, events = self.cache.ops, self.cache.events
+        old = self.cache
         self.cache = PrefixCache(self.options, self.journal)
-        self.cache.ops, self.cache.events = ops, [*events, Event("reset", rule="6")]
+        self.cache.ops, self.cache.num_sequences = old.ops, old.num_sequences
+        self.cache.events = [*old.events, Event("reset", rule="6")]
         self.scheduler = Scheduler(self.options, self.cache)
 
     def serve_alone(self, request: Request) -> Handoff:
@@ -127,19 +128,19 @@ class Engine:
         """
         req = Req(request, self._arrivals)
         cache = self.cache
-        found = cache.candidate(req)
-        req.hit, req.best, req.matched, req.raw = found.hit, found.best.stop, found.matched, found.raw
-        req.protected = found.hit
+        found = cache.lookup.candidate(req)
+        req.grant(found, found.hit)
         cache.hold(req, found.end)
         cache.share(req)
-        cache.make_room(cache.pages(req.known) * cache.page - found.hit)
-        if not cache.has_room(cache.pages(req.known) * cache.page - found.hit):
+        need = cache.pages(req.known) * cache.page - found.hit
+        cache.room.make_room(need)
+        if not cache.room.has_room(need, need):
             cache.give_back(req)
             raise Refused(f"{request.id}: {req.known} tokens do not fit the pool")
         cache.take_state(req)
         cache.grow(req, req.known)
         req.committed = req.known
-        handoff = build_handoff(self.options, req, cache.key_limit(req, req.known, last_token=True))
+        handoff = build_handoff(self.options, req)
         cache.release(req, insert=True)
         cache.ops.clear()
         cache.events.clear()
@@ -161,8 +162,7 @@ class Engine:
             return None
         handoffs = tuple(self._open(req) for req in batch.admitted)
         rows = tuple(
-            self._row(req, span, batch)
-            for req, span in zip(batch.reqs, batch.spans, strict=True)
+            self._row(req, span, batch) for req, span in zip(batch.reqs, batch.spans, strict=True)
         )
         step = self._emit(rows, handoffs)
         self._batches.append((step.number, batch, [row.seq for row in rows]))
@@ -195,8 +195,7 @@ class Engine:
         return step
 
     def _open(self, req: Req) -> Handoff:
-        limit = self.cache.key_limit(req, req.known, last_token=True)
-        handoff = build_handoff(self.options, req, limit)
+        handoff = build_handoff(self.options, req)
         if req.reported is None:
             req.reported = req.hit  # later admissions add nothing (rule 4)
         req.attempt += 1
@@ -208,7 +207,7 @@ class Engine:
         if self.num_drafts and not batch.prefill:
             return self._verify_row(req, start, stop)
         tokens = req.seq.slice(start, min(stop, req.known))
-        for _ in range(stop - max(start, req.known)):
+        if stop > req.known:  # sampled by a Step that is not answered yet
             tokens.append(LATE)
         states: tuple[StateUse, ...] = ()
         if req.state is not None:
@@ -244,8 +243,8 @@ class Engine:
                     )
                 ]
             )
-        self.cache.hold_frees()
-        finished = []
+        self.cache.room.hold_frees()
+        finished: list[Req] = []
         answers = zip(batch.reqs, batch.spans, sequences, result.rows, strict=True)
         for index, (req, (_, stop), sequence, answer) in enumerate(answers):
             if req.sequence != sequence or req.finished or req is batch.chunked:
@@ -260,7 +259,7 @@ class Engine:
                 self.cache.checkpoint(req, stop)
         for req in finished:
             self.journal.finish(req)
-        self.cache.release_frees()
+        self.cache.room.release_frees()
 
     def _close(self, req: Req) -> None:
         assert req.sequence is not None
@@ -272,7 +271,7 @@ class Engine:
 
     def probe(self, request: Request) -> Match:
         """What a request would hit now; changes nothing."""
-        return self.cache.probe(Req(request, self._arrivals))
+        return self.cache.lookup.probe(Req(request, self._arrivals))
 
     def observe(self) -> Mapping[str, Any]:
         """Tree, free lists and queue."""

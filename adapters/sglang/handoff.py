@@ -26,7 +26,9 @@ def deductions(
     out: list[Deduction] = []
     edge = raw
 
-    def lose(down_to: int, reason: str, rule: str, group: str | None = None, note: str = "") -> None:
+    def lose(
+        down_to: int, reason: str, rule: str, group: str | None = None, note: str = ""
+    ) -> None:
         nonlocal edge
         down_to = max(down_to, hit)
         if down_to < edge:
@@ -50,8 +52,8 @@ def deductions(
     return tuple(out)
 
 
-def build_handoff(options: Options, req: Req, limit: int) -> Handoff:
-    """The handoff of a request whose row exists; ``limit``: the key's length after its caps."""
+def build_handoff(options: Options, req: Req) -> Handoff:
+    """The handoff of a request whose row exists."""
     hit, page = req.hit, options.page_size
     raw = max(req.raw, hit)
     main = SWA if options.attention == "pure_swa" else FULL
@@ -71,7 +73,13 @@ def build_handoff(options: Options, req: Req, limit: int) -> Handoff:
         hit_tokens=hit,
         start=hit,
         deductions=deductions(
-            options, req.known, raw=raw, limit=limit, matched=req.matched, best=req.best, hit=hit
+            options,
+            req.known,
+            raw=raw,
+            limit=req.limit,
+            matched=req.matched,
+            best=req.best,
+            hit=hit,
         ),
         groups=tuple(groups),
         attempt=req.attempt,

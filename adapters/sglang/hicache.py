@@ -16,7 +16,8 @@ from .node import Node
 from .slots import Blocks, FreeList
 
 if TYPE_CHECKING:
-    from .cache import Found, PrefixCache
+    from .cache import PrefixCache
+from .lookup import Found
 
 __all__ = ["HostTier"]
 
@@ -143,10 +144,10 @@ class HostTier:
         window_tokens = sum(node.length for node in windows)
         for node in nodes:
             node.host_lock += 1
-        cache.make_room(tokens, window_tokens)
+        cache.room.make_room(tokens, window_tokens)
         for node in nodes:
             node.host_lock -= 1
-        if not cache.has_room(tokens, window_tokens):
+        if not cache.room.has_room(tokens, window_tokens):
             return False
         for node in nodes:
             assert node.host is not None

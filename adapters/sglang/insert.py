@@ -37,13 +37,13 @@ class Inserter:
             cache.free_windows(req, units - 1, 1)
         units = self.tree.floor(units)
         if cache.states is not None and units > 0:
-            state = cache.new_state()
+            state = cache.room.new_state()
             self._store(req, units)
             assert req.end is not None and req.state is not None
             if cache.states.store(req.end, state):
                 cache.copy_state(req.state, state)
             else:
-                cache.drop_state(state)
+                cache.room.drop_state(state)
         else:
             self._store(req, units)
         if branching:
@@ -55,9 +55,11 @@ class Inserter:
         units = self.tree.floor(units)
         self._store(req, units)
         states = self.cache.states
-        if states is not None and units > 0 and req.end is not None and req.state is not None:
-            if states.store(req.end, req.state):
-                req.state = None  # handed over
+        if states is None or units <= 0:
+            return
+        assert req.end is not None and req.state is not None
+        if states.store(req.end, req.state):
+            req.state = None  # handed over
 
     def _units(self, req: Req, up_to: int) -> tuple[int, bool]:
         """Units to insert, not floored; whether they end where the paths part.
@@ -66,7 +68,12 @@ class Inserter:
         divergence (rule 7, "Branching insert").
         """
         branch, pair = req.branch, self.tree.pair
-        if self.cache.windows is None or branch is None or branch <= req.protected or up_to < branch + pair:
+        if (
+            self.cache.windows is None
+            or branch is None
+            or branch <= req.protected
+            or up_to < branch + pair
+        ):
             return max(up_to - pair, 0), False
         req.branch = None
         return branch, True
@@ -79,7 +86,7 @@ class Inserter:
             return
         end = self._insert(req, units)
         if cache.options.attention == "pure_swa":
-            cache.rematch(req, end)
+            cache.lookup.rematch(req, end)
         prompt = self.tree.floor(req.prompt - self.tree.pair)
         if cache.windows is None and cache.states is None and 0 < prompt < units:
             for _ in self.tree.insert_walk(

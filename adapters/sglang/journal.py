@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .cache import Found
+    from .lookup import Found
     from .req import Req
     from .slots import Blocks
 
@@ -42,8 +42,8 @@ class Journal:
     def touch(self, req: Req, tokens: int) -> None:
         """A waiting request's prefix was kept recent."""
 
-    def match(self, req: Req | None, tokens: int, found: Found) -> None:
-        """A key of ``tokens`` tokens was matched."""
+    def match(self, req: Req | None, found: Found) -> None:
+        """A key was matched; without a request it is the re-match after an insert."""
 
     def evict(self, evicted: Evicted) -> None:
         """An eviction call is over."""

@@ -104,7 +104,7 @@ class Options(Base):
 
     @property
     def overlap(self) -> bool:
-        """Whether a batch is planned before the result of the last one (no_buffer states: never)."""
+        """Whether a batch is planned before the last one's result (with states: never)."""
         return not self.disable_overlap_schedule and self.attention != "mamba"
 
     @property

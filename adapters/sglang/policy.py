@@ -9,7 +9,8 @@ from collections import defaultdict
 
 from handoff.index.spans import common
 
-from .cache import Found, PrefixCache
+from .cache import PrefixCache
+from .lookup import Found
 from .node import Node
 from .options import Options
 from .req import Req
@@ -62,7 +63,7 @@ class QueuePolicy:
             return
         if self._passes % TOUCH_EVERY == 0:
             for req in reversed(waiting[:TOUCHED]):
-                self._cache.touch(req)
+                self._cache.lookup.touch(req)
         self._passes += 1
 
     def _sort_by_cache(self, waiting: list[Req], processed_tokens: int) -> None:
@@ -99,7 +100,7 @@ class QueuePolicy:
         later: set[str] = set()
         earlier: dict[object, list[Req]] = defaultdict(list)
         for req in waiting:
-            match = found[req.id] = self._cache.match(req, last_token=False)
+            match = found[req.id] = self._cache.lookup.match(req, last_token=False)
             if match.hit > IN_BATCH:
                 continue
             others = earlier[req.namespace]

@@ -184,10 +184,10 @@ class Bench:
     def sizes(self) -> list[int]:
         """Free, evictable and protected tokens of each pool, as recordings order them."""
         cache = self.cache
-        out = [cache.free_tokens, cache.tree.evictable, cache.tree.protected]
+        out = [cache.room.free_tokens, cache.tree.evictable, cache.tree.protected]
         if cache.windows is not None:
             windows = cache.windows
-            out += [cache.free_window_tokens, windows.evictable, windows.protected]
+            out += [cache.room.free_window_tokens, windows.evictable, windows.protected]
         if cache.states is not None:
             states = cache.states
             out += [states.free.num_free, states.evictable, states.protected]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from handoff.index.spans import Seq
 from handoff.types import NULL, Request
 
 from .node import Node
 from .slots import Blocks
+
+if TYPE_CHECKING:
+    from .lookup import Found
 
 __all__ = ["Req", "Row", "namespace_of"]
 
@@ -77,8 +80,8 @@ class Req:
     * ``seq`` grows with the outputs; ``arrival`` orders the queue; ``attempt`` counts admissions.
     * ``row`` and ``window_row``: block tables; columns below ``protected`` belong to the tree.
     * ``end``, ``mark``, ``locked``: the node held and the receipt of its window lock.
-    * ``raw``, ``matched``, ``best``, ``hit``, ``loaded``: stored at all, found by the tree, accepted
-      by every group, granted, and brought in from the host for it (see ``Found``).
+    * ``raw``, ``limit``, ``matched``, ``best``, ``hit``, ``loaded``: tokens stored at all, offered
+      as key, found by the tree, accepted by every group, granted, and loaded from the host for it.
     * ``considered``: tokens to compute by the last look at it, 0 before the first.
     * ``prefix``: first position of the next prefill row; ``start, stop``: the current one.
     * ``committed``: positions that hold KV once all launched batches ran; ``allocated``: positions
@@ -108,6 +111,7 @@ class Req:
         "hit",
         "id",
         "launched",
+        "limit",
         "loaded",
         "locked",
         "mark",
@@ -121,8 +125,8 @@ class Req:
         "prompt",
         "protected",
         "raw",
-        "request",
         "reported",
+        "request",
         "row",
         "seq",
         "sequence",
@@ -161,7 +165,7 @@ class Req:
         self.end: Node | None = None
         self.mark: int | None = None
         self.locked = False
-        self.hit = self.best = self.matched = self.raw = self.loaded = 0
+        self.hit = self.best = self.matched = self.raw = self.limit = self.loaded = 0
         self.considered = 0
         self.prefix = self.start = self.stop = 0
         self.protected = self.committed = self.allocated = 0
@@ -175,6 +179,13 @@ class Req:
         self.copied_state: int | None = None
         self.drafts: tuple[int, ...] = ()
         self.launched = self.outputs
+
+    def grant(self, found: Found, hit: int) -> None:
+        """Admission: ``hit`` tokens are reused, their part of the row belongs to the tree."""
+        self.hit = self.protected = hit
+        self.loaded = hit - found.hit
+        self.limit, self.raw, self.matched = found.limit, found.raw, found.matched
+        self.best, self.branch = found.best.stop, found.branch
 
     @property
     def known(self) -> int:

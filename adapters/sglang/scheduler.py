@@ -139,14 +139,12 @@ class Scheduler:
             if len(adder.admitted) >= self.options.max_running_requests - len(self.running):
                 self._full = True
             if self._full:
-                victims = (
-                    adder.preempt(req, self.running, self.policy.sign) if preempting else []
-                )
+                victims = adder.preempt(req, self.running, self.policy.sign) if preempting else []
                 if not victims:
                     return
                 self._preempt(victims)
                 adder.preempted.extend(victims)
-            found = self.cache.candidate(req)
+            found = self.cache.lookup.candidate(req)
             verdict = adder.add(req, found, self.cache.load_back)
             if verdict is Verdict.NO_TOKEN and self.cache.windows is None:
                 self._full = True  # with windows the head of the queue is tried at every step
@@ -167,7 +165,7 @@ class Scheduler:
         for req in batch.admitted:
             cache.take_state(req)
         total = sum(req.stop - req.start for req in batch.prefill)
-        cache.make_room(total if page == 1 else total + len(batch.prefill) * page)
+        cache.room.make_room(total if page == 1 else total + len(batch.prefill) * page)
         for req in batch.prefill:
             blocks = cache.grow(req, req.stop)
             req.committed = req.allocated = req.stop
@@ -231,7 +229,7 @@ class Scheduler:
             ]
             growth = sum(targets) - sum(req.allocated for req in self.running)
             extra = len(self.running) * cache.page if cache.page > 1 else 0
-            cache.make_room(growth + extra)
+            cache.room.make_room(growth + extra)
             blocks = sum(cache.pages(to) for to in targets)
             blocks -= sum(len(req.row) for req in self.running)
             if blocks <= cache.slots.num_free or len(self.running) == 1:
@@ -254,8 +252,8 @@ class Scheduler:
     def _fits(self, reqs: Sequence[Req]) -> bool:
         """Make room for a decode step; whether there is enough (``check_decode_mem``)."""
         need = self._need(reqs)
-        self.cache.make_room(need)
-        return self.cache.has_room(need, need)
+        self.cache.room.make_room(need)
+        return self.cache.room.has_room(need, need)
 
     def _step(self, reqs: Sequence[Req]) -> list[tuple[Req, Blocks]]:
         """One more position for each row: windows first, then room, then slots (rules 5, 7)."""
@@ -263,7 +261,7 @@ class Scheduler:
         for req in reqs:
             if req.decoded:
                 cache.free_windows(req, req.committed, self.options.swa_eviction_interval)
-        cache.make_room(len(reqs) if page == 1 else len(reqs) * page)
+        cache.room.make_room(len(reqs) if page == 1 else len(reqs) * page)
         rows = []
         for req in reqs:
             rows.append((req, cache.grow(req, req.committed + 1)))
@@ -309,7 +307,7 @@ class Scheduler:
         self.cache.ops.append(Close(req.sequence))
         self.cache.events.append(Event("preempt", seq=req.sequence, request=req.id, rule="5"))
         req.reset()
-        self.cache.make_room(remaining * self.options.retract_decode_steps)
+        self.cache.room.make_room(remaining * self.options.retract_decode_steps)
 
     def drop(self, req: Req) -> None:
         """An aborted request leaves the queue or the batch; its private KV goes back (rule 5)."""

@@ -1,4 +1,4 @@
-"""Two small layouts beside the tree: the DSV4.1 request window and the encoder's part (rules 7, 11).
+"""Two layouts beside the tree: DSV4.1 request window and encoder part (rules 7, 11).
 
 Sources: the window layout and replay length of DeepSeek V4.1 (``encoder_swa_replay``),
 ``managers/schedule_batch.py`` (``prepare_encoder_info_extend``).
@@ -47,11 +47,9 @@ def _runs(requests: Sequence[int], positions: Sequence[int]) -> list[tuple[int, 
     starts = [
         at
         for at in range(len(requests))
-        if at == 0
-        or requests[at] != requests[at - 1]
-        or positions[at] != positions[at - 1] + 1
+        if at == 0 or requests[at] != requests[at - 1] or positions[at] != positions[at - 1] + 1
     ]
-    return list(zip(starts, starts[1:] + [len(requests)], strict=True))
+    return list(zip(starts, [*starts[1:], len(requests)], strict=True))
 
 
 def window_layout(
