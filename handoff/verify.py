@@ -23,7 +23,7 @@ from .index.spans import VIRTUAL, Seq
 from .runner import Sink, run
 from .store.faults import TagFault
 from .store.tags import TagStore
-from .types import Layout, Open, Request, Step, StepResult
+from .types import Layout, Load, Open, Request, Step, StepResult
 from .types.checks import StepChecker
 from .workload.arrivals import Arrival, When
 
@@ -325,6 +325,12 @@ def _plant_isolation(
             run = _keyed(name, values, requests, ignored=True)
         except HandoffError as error:
             report.not_applicable.append((name, fault, f"{type(error).__name__}: {error}"))
+            continue
+        if any(
+            isinstance(op, Load) for step in run.feed if isinstance(step, Step) for op in step.ops
+        ):
+            why = "hits come from a remote that is not simulated: it answers with the right values"
+            report.not_applicable.append((name, fault, why))
             continue
         salts = {request.id: request.salt for request in requests}
         before = TagStore(healthy.layout, salts=salts)

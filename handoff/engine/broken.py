@@ -227,7 +227,7 @@ BROKEN = (
         "rotation sign", "keys are rotated the other way", "nothing is shifted", _shift_sign
     ),
     BrokenExecutor(
-        "copy kernel", "copies lack a slot", "no row needs a copy", _copy_short, "short copy"
+        "copy kernel", "copies lack a slot", "no row needs a copy", _copy_short, "missing copy"
     ),
     BrokenExecutor("zero kernel", "zeros are not written", "no zeros", _no_zeros),
 )

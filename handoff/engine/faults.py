@@ -97,13 +97,19 @@ def _later_state(site: Site) -> Step | None:
             if known.load == NULL or use.load == FOLLOW:
                 continue
             at = site.scan.tables.index[use.group]
-            for (group, block), position in site.scan.saved.items():
-                if group == at and position > real.start:
+            written = {block for each in site.rows for _, block in _saves(each, use.group)}
+            later = np.flatnonzero(site.scan.labels(at) > real.start + 1).tolist()
+            for block in later:
+                if block not in written:
                     states = tuple(
                         each._replace(load=block) if each is use else each for each in row.states
                     )
                     return site.with_row(index, row._replace(states=states))
     return None
+
+
+def _saves(row: Settled, group: str) -> Iterator[tuple[int, int]]:
+    return (save for use in row.states if use.group == group for save in use.saves)
 
 
 def _not_settled(site: Site) -> Step | None:
@@ -123,9 +129,15 @@ def _needed_copies(site: Site) -> Iterator[tuple[int, Copy, int]]:
             continue
         at = site.scan.tables.index[op.group]
         group = site.scan.layout.groups[at]
-        if op.dst_pool != group.pool or group.kind != "kv":
+        if op.dst_pool != group.pool:
             continue
-        seen = [site.old_slots(real, at) for real in site.rows]
+        if group.kind == "kv":
+            seen = [site.old_slots(real, at) for real in site.rows]
+        else:
+            seen = [
+                np.array([use.load for use in real.states if use.group == op.group])
+                for real in site.rows
+            ]
         for run, (_, dst, count) in enumerate(op.runs):
             if any((slots == dst + count - 1).any() for slots in seen):
                 yield index, op, run
@@ -203,8 +215,8 @@ def _handed_out_while_read(site: Site) -> Step | None:
             if real.of.seq == op.seq:
                 continue
             slots = site.old_slots(real, at)
-            if len(slots) and slots[0] >= 0:
-                block = int(slots[0]) // real.of.tables[at].block_size
+            block = int(slots[0]) // real.of.tables[at].block_size if len(slots) else NULL
+            if block >= 0 and block not in op.ids:
                 return site.with_op(index, _replace_id(op, op.ids[0], block))
     return None
 
@@ -273,7 +285,8 @@ def _collision(site: Site) -> Step | None:
     """The index confuses two texts: the block of another text at the same positions."""
     for index, op, block, position, at, real in _hit_blocks(site):
         for other in np.flatnonzero(site.scan.labels(at) == position + 1).tolist():
-            if site.scan.holds(at, other, position, same_text=False, row=real):
+            different = site.scan.holds(at, other, position, same_text=False, row=real)
+            if different and other != block:
                 return site.with_op(index, _replace_id(op, block, other))
     return None
 
@@ -289,6 +302,7 @@ def _evicted(site: Site) -> Step | None:
 
 
 _NO_HIT = "nothing is served from the cache in these streams"
+_NO_OTHER = "no hit binds a block that another one could be taken for"
 _ALONE = "no two sequences are open at once in these streams"
 
 FAULTS = (
@@ -313,12 +327,17 @@ FAULTS = (
     Fault("short copy", "a needed copy lacks a token", "no row needs a copy", _copy_short),
     Fault("shift sign", "keys are moved the other way", "nothing is shifted", _wrong_shift_sign),
     Fault("zeros missing", "zeros are not written", "nothing reads zeros", _zeros_missing),
-    Fault("window cut", "a block leaves too early", "no window is cut", _window_cut_too_far),
+    Fault(
+        "window cut",
+        "a block leaves too early",
+        "no cut stands at the edge of a window",
+        _window_cut_too_far,
+    ),
     Fault("missing bind", "a new block is not entered", "no blocks are bound", _bind_missing),
     Fault("reused while read", "a block that is read is new", _ALONE, _handed_out_while_read),
     Fault("same block twice", "two requests get one new block", _ALONE, _same_block_twice),
     Fault("shared write", "a row writes where another one reads", _ALONE, _shared_write),
-    Fault("hash collision", "another text's block is a hit", _NO_HIT, _collision),
-    Fault("evicted block", "a hit names a block that was used again", _NO_HIT, _evicted),
+    Fault("hash collision", "another text's block is a hit", _NO_OTHER, _collision),
+    Fault("evicted block", "a hit names a block that was used again", _NO_OTHER, _evicted),
 )
 """Each kind with what is done and why a run may be unable to express it."""

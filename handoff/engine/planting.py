@@ -91,8 +91,6 @@ class Scan(TagStore):
         super().__init__(layout)
         self._wanted = {fault.name: fault for fault in faults}
         self.found: dict[str, Step] = {}
-        self.saved: dict[tuple[int, int], int] = {}
-        """Position of the state that (group, id) holds."""
 
     def span(self, row: Settled, at: int) -> tuple[int, int]:
         """(first seen, first written) of the row in a KV group."""
@@ -118,8 +116,5 @@ class Scan(TagStore):
         for name in [name for name in self._wanted if name not in self.found]:
             mutant = self._wanted[name].mutate(site)
             if mutant is not None:
+                assert mutant != step, f"{name} changed nothing"
                 self.found[name] = mutant
-        for real in self.rows:
-            for use in real.states:
-                at = self.tables.index[use.group]
-                self.saved |= {(at, block): position for position, block in use.saves}

@@ -35,6 +35,19 @@ def _turns(out: int = 8) -> list[dict[str, Any]]:
     ]
 
 
+def _conversation(out: int = 8) -> list[dict[str, Any]]:
+    """Each turn quotes the last one and its answer, then one turn forks off an earlier one."""
+    turns: list[dict[str, Any]] = []
+    spans: list[dict[str, Any]] = [{"shared": "system", "len": 290}]
+    for at in range(4):
+        spans = [*spans, {"unique": f"user-{at}", "len": 23 + 9 * at}]
+        when = f"after:turn-{at - 1}" if at else "start"
+        turns.append({"id": f"turn-{at}", "spans": spans, "output_len": out, "when": when})
+        spans = [*spans, {"output_of": f"turn-{at}", "len": out}]
+    fork = [*turns[1]["spans"], {"unique": "fork", "len": 40}]
+    return [*turns, {"id": "fork", "spans": fork, "output_len": out, "when": "after:turn-3"}]
+
+
 def _crowd(out: int) -> list[dict[str, Any]]:
     """Requests that arrive at once and share a head; later ones arrive while others decode."""
     return [
@@ -56,6 +69,15 @@ _STREAMS: list[dict[str, Any]] = [
     {"name": "crowd", "requests": _crowd(24), "pool_tokens": 4096},
     {"name": "pressure", "requests": _crowd(60), "pool_tokens": 1024},
     {
+        "name": "preempt",
+        "requests": _crowd(60),
+        "pool_tokens": 1024,
+        "rows": [
+            _row("sglang", "retract", init_new_token_ratio=0.05, min_new_token_ratio_factor=0.1),
+            _row("deepinfer", "preempt", stop_preempted_request=False),
+        ],
+    },
+    {
         "name": "windows",
         "requests": _turns(),
         "rows": [
@@ -65,6 +87,38 @@ _STREAMS: list[dict[str, Any]] = [
             _row("llamacpp", "window", memory="window", n_swa=64, n_layer_swa=1, n_layer=1),
             _row("tensorrt_llm", "window", max_attention_window=(64, 4096)),
             _row("deepinfer", "default"),
+            _row("deepinfer", "share", outside_policy="share"),
+            _row("deepinfer", "anchor", outside_policy="anchor", outside_rollback=8),
+        ],
+    },
+    {
+        "name": "turns",
+        "requests": _conversation(),
+        "rows": [
+            _row("vllm", "window", groups=_HYBRID),
+            _row("vllm", "states", groups=[{"type": "full"}, {"type": "mamba", "block_size": 32}]),
+            _row("sglang", "window", attention="swa", sliding_window_size=64),
+            _row("sglang", "states", attention="mamba"),
+            _row("llamacpp", "window", memory="window", n_swa=64, n_layer_swa=1, n_layer=1),
+            _row("llamacpp", "states", memory="hybrid"),
+            _row("tensorrt_llm", "window", max_attention_window=(64, 4096)),
+            _row("deepinfer", "default"),
+        ],
+    },
+    {
+        "name": "truncation",
+        "requests": _turns(),
+        "rows": [
+            _row(
+                "deepinfer",
+                mode,
+                yoco_prefill_truncation_mode=mode,
+                yoco_prefill_keep_tokens=160,
+                max_num_batched_tokens=256,
+                max_model_len=1024,
+                chunked_prefill=True,
+            )
+            for mode in ("mask", "compact")
         ],
     },
     {
@@ -81,7 +135,13 @@ _STREAMS: list[dict[str, Any]] = [
         "requests": _crowd(24),
         "rows": [
             _row("vllm", "EAGLE", speculative_method="eagle", num_speculative_tokens=3),
-            _row("sglang", "EAGLE", speculative_algorithm="EAGLE", speculative_num_steps=3),
+            _row(
+                "sglang",
+                "EAGLE",
+                speculative_algorithm="EAGLE",
+                speculative_num_steps=3,
+                disable_overlap_schedule=True,
+            ),
             _row("llamacpp", "drafts", spec_type="draft-simple"),
             _row("tensorrt_llm", "drafts", max_draft_len=3),
         ],
