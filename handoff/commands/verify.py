@@ -6,11 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handoff.errors import BadInput
 from handoff.experiment import stream_of
 from handoff.workload.scenario import builtin, load_scenario
+
+from .progress import say
+
+if TYPE_CHECKING:
+    from handoff.verify import Planted, VerifyReport
 
 __all__ = ["verify_command"]
 
@@ -72,10 +77,16 @@ def _show(found: VerifyReport) -> None:
     caught = len(found.planted) - len(found.uncaught)
     kinds = len({each.fault for each in found.planted})
     print(f"Planted faults: {caught:,} of {len(found.planted):,} caught, {kinds} kinds.")
-    catchers = Counter((each.fault, each.catcher) for each in found.planted)
+    catchers = Counter((each.fault, _catchers(each)) for each in found.planted)
     for (fault, catcher), count in sorted(catchers.items()):
         print(f"  {fault:44}{count:3}  caught by {catcher}")
     for adapter, fault, why in found.not_applicable:
         print(f"  not applicable to {adapter}: {fault} ({why})")
     for each in found.uncaught:
         print(f"  NOT CAUGHT: {json.dumps(asdict(each), default=str)}")
+
+
+def _catchers(each: Planted) -> str:
+    """Who noticed a planted fault."""
+    said = [name for name in ("tags", "logits") if getattr(each, name) is not None]
+    return " and ".join(said) or "nobody"
