@@ -22,6 +22,7 @@ from .options import Options, describe
 
 if TYPE_CHECKING:
     from handoff.conformance.recording import Recordings
+    from handoff.types import Handoff
 
 __all__ = ["ADAPTER"]
 
@@ -67,6 +68,12 @@ class _Adapter:
         """The options that shape a hit, in a few words."""
         assert isinstance(options, Options)
         return describe(options)
+
+    def counters(self, handoff: Handoff) -> Mapping[str, float]:
+        """What this admission adds to the framework's own counters."""
+        from .counters import counters
+
+        return counters(handoff)
 
     def recordings(self) -> Recordings:
         """How the conformance recordings are replayed."""

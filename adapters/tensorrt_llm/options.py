@@ -76,9 +76,16 @@ class Options(BaseOptions):
 
     def pool_blocks(self, window: int) -> tuple[int, int]:
         """Primary and secondary blocks of one window manager."""
-        sizes = (self.blocks_in_primary_pool, self.blocks_in_secondary_pool)
-        primary, host = (size if isinstance(size, int) else size.get(window, 0) for size in sizes)
-        return primary, host
+        return (
+            self._of_window(self.blocks_in_primary_pool, window),
+            self._of_window(self.blocks_in_secondary_pool, window),
+        )
+
+    def _of_window(self, sizes: int | dict[int, int], window: int) -> int:
+        if isinstance(sizes, int):
+            return sizes
+        clamped = {min(given, self.max_seq_len): blocks for given, blocks in sizes.items()}
+        return clamped.get(window, 0)
 
 
 def describe(options: Options) -> str:

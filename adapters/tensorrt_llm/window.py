@@ -396,11 +396,11 @@ class WindowManager:
                 self.unreference(block, to_front=True)
             return
         sequence.unsettle()
-        block = sequence.blocks.pop()
+        shared = sequence.blocks.pop()
         sequence.ids.pop()
-        for _ in request.seqs if block is not None else ():
-            assert block is not None
-            self.unreference(block, to_front=True)
+        assert shared is not None, "only room behind the known tokens is rewound"
+        for _ in request.seqs:
+            self.unreference(shared, to_front=True)
 
     def release(self, request: LlmRequest, sequence: WindowSequence) -> None:
         """Gives all blocks back, last one first; what is not in the tree to the front (RULES 7)."""
