@@ -155,8 +155,9 @@ def hit_vs_saved(
     rows = [row for row in totals(common(frame)) if row.prompt]
     outside = band(entries)
     below, above = int((outside < 0).sum()), int((outside > 0).sum())
+    marks = "one mark each" if len(entries) <= _MANY else "darker: more of them; outliers as marks"
     subtitle = (
-        f"Hit ratio against saved ratio of {count(len(entries))} admissions; one mark each."
+        f"Hit ratio against saved ratio of {count(len(entries))} admissions, {marks}."
         " Band: what causal attention allows."
     )
     title = findings.ratio_title(rows, below, above)
