@@ -72,8 +72,8 @@ def _show(found: VerifyReport) -> None:
         )
     if found.approximate:
         print("Against the untruncated model, where a rule approximates:")
-    for name, each in found.approximate.items():
-        print(f"  {name:14}{json.dumps(asdict(each), default=str)}")
+    for name, measured in found.approximate.items():
+        print(f"  {name:14}{json.dumps(asdict(measured), default=str)}")
     caught = len(found.planted) - len(found.uncaught)
     kinds = len({each.fault for each in found.planted})
     print(f"Planted faults: {caught:,} of {len(found.planted):,} caught, {kinds} kinds.")
