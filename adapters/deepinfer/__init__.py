@@ -17,6 +17,7 @@ from .options import Options
 
 if TYPE_CHECKING:
     from handoff.conformance.recording import Recordings
+    from handoff.types import Handoff
 
     from .engine import DeepInferEngine
 
@@ -67,6 +68,12 @@ class DeepInfer:
         if options.drafts:
             parts.append(f"MTP {options.drafts}")
         return ", ".join(parts)
+
+    def counters(self, handoff: Handoff) -> Mapping[str, float]:
+        """What this admission adds to the framework's own counters."""
+        from .counters import counters
+
+        return counters(handoff)
 
     def recordings(self) -> Recordings:
         """How the recordings are replayed."""

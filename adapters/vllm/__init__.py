@@ -18,6 +18,7 @@ from .options import VllmOptions
 
 if TYPE_CHECKING:
     from handoff.conformance.recording import Recordings
+    from handoff.types import Handoff
 
     from .engine import VllmEngine
 
@@ -46,6 +47,14 @@ class VllmAdapter:
     upstream = "0.32.0"
     evidence: Evidence = "ran"
     left_out: Mapping[str, str] = LEFT_OUT
+    rules: Mapping[str, str] = {
+        "alignment": "5",
+        "not_stored": "7",
+        "evicted": "4",
+        "isolation": "3",
+        "disabled": "2",
+    }
+    """Sections behind losses that no handoff deducts."""
     options: type[Options] = VllmOptions
 
     def engine(self, options: Options) -> VllmEngine:
@@ -78,6 +87,12 @@ class VllmAdapter:
             parts.append("caching off")
         parts.append("async" if options.is_async else "sync")
         return ", ".join(parts)
+
+    def counters(self, handoff: Handoff) -> Mapping[str, float]:
+        """What this admission adds to ``vllm:prefix_cache_queries`` and its kin."""
+        from .counters import counters
+
+        return counters(handoff)
 
     def recordings(self) -> Recordings:
         from .driver import RECORDINGS

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["answer", "deductions", "probe", "spans"]
 
 MATCHER = "the scheduler, when it admits the request (get_computed_blocks)"
+NOBODY = "nobody: the request does not read the cache"
 
 
 def deductions(
@@ -54,7 +55,7 @@ def deductions(
             (aligned, "alignment", "2", None),
             (dropped, "draft", "9", drafting),
             (local, "group", "5", names[limiting]),
-            (hit.tokens, "replay", "11", None),
+            (hit.tokens, "group", "11", _replaying(sizes)),
             (served, "tier", "12", None),
         ]
     found, edge = [], raw
@@ -64,6 +65,11 @@ def deductions(
             found.append(Deduction(reason, low, edge, rule, group))
             edge = low
     return raw, tuple(found)
+
+
+def _replaying(sizes: Sizes) -> str | None:
+    """The group whose window is replayed; a hit not longer than that is given up (RULES 11)."""
+    return next((group.name for group in sizes.groups if not group.cacheable), None)
 
 
 def _limiting(sizes: Sizes, measure: Measure) -> int:
@@ -91,7 +97,7 @@ def answer(cache: KVCache, row: Scheduled) -> Handoff:
         attempt=state.attempt,
         external_tokens={"connector": state.external} if state.external else {},
         unit=sizes.alignment,
-        matcher=MATCHER,
+        matcher=NOBODY if state.skip_reading else MATCHER,
         references=f"{state.num_shared} hit blocks held in place" if state.num_shared else "none",
         spans=spans(sizes, state, row.start),
     )

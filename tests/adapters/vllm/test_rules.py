@@ -416,7 +416,7 @@ def test_11_a_hit_of_at_most_a_window_is_given_up() -> None:
     play.serve(words(1, 100))
     answer = play.serve(words(1, 100))
     assert (answer.hit_tokens, answer.start) == (0, 0)
-    assert [(d.reason, d.start, d.stop) for d in answer.deductions] == [("replay", 0, 64)]
+    assert [(d.reason, d.start, d.stop) for d in answer.deductions] == [("group", 0, 64)]
 
 
 # -- 12: connectors -----------------------------------------------------------------------------
