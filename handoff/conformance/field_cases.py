@@ -8,6 +8,7 @@ pinned rules is skipped and counted with its reason.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from handoff.ledger.attribution import Accountant, Label
 from handoff.ledger.entries import Entry
 from handoff.lines import read_objects
 from handoff.runner import run
-from handoff.types import Handoff, Step, StepResult
+from handoff.types import Group, Handoff, Step, StepResult
 from handoff.types.checks import StepChecker
 from handoff.workload.arrivals import Arrival
 from handoff.workload.scenario import RequestSpec, build_arrivals
@@ -305,12 +306,23 @@ def play(case: FieldCase) -> Played:
         chunks=watch.chunks,
         first_step=watch.first_step,
         passes=watch.passes,
+        called={group.name: _called(group) for group in engine.layout.groups},
         story=[
             *(line for entry in entries for line in story(entry)),
             *_differences(arrivals),
             *_sums(entries),
         ],
     )
+
+
+def _called(group: Group) -> list[str]:
+    """A group's type and sizes, as field cases name it: ``swa``, ``mamba``, ``4096``."""
+    words = re.findall(r"[a-z]+|\d+", group.name)
+    if group.kind == "state":
+        words.append("mamba")
+    if group.window is not None:
+        words += ["swa", str(group.window)]
+    return words
 
 
 def _differences(arrivals: Sequence[Arrival]) -> list[str]:

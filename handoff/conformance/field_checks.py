@@ -36,7 +36,10 @@ REMARKS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of a run: entries by request, and what only Steps tell."""
+    """What came of a run: entries by request, and what only Steps tell.
+
+    ``called`` are the words by which an expectation may name a group.
+    """
 
     entries: Mapping[str, Entry]
     again: Mapping[str, Entry]
@@ -44,6 +47,7 @@ class Played:
     chunks: Mapping[str, list[tuple[int, int]]]
     first_step: Mapping[str, int]
     passes: list[list[str]]
+    called: Mapping[str, Sequence[str]]
     story: list[str]
 
 
@@ -101,8 +105,8 @@ def _fits(wanted: Any, got: Any) -> bool:
     """Equal; a pair of integers is a closed interval where one number is checked."""
     if isinstance(wanted, list) and len(wanted) == 2 and isinstance(got, int):
         return bool(wanted[0] <= got <= wanted[1])
-    if isinstance(wanted, Mapping) and isinstance(got, Mapping):
-        return _fit_groups(wanted, got)
+    if isinstance(wanted, Mapping):
+        return got is not None and _fit_groups(wanted, got)
     if isinstance(wanted, list) and isinstance(got, list):
         if wanted and isinstance(wanted[0], int) and got and isinstance(got[0], list):
             return wanted == [length for _, length in got]
@@ -121,18 +125,19 @@ def _entry(read: Callable[[Entry], Any]) -> Callable[[Played, str], Any]:
 
 
 def _groups(played: Played, request: str) -> Any:
-    """Tokens that each group matched before the groups were reconciled."""
+    """Tokens that each group matched before the groups were reconciled, by what it is called."""
     handoff = played.handoffs.get(request)
-    return handoff and {answer.group: answer.matched for answer in handoff.groups}
+    if handoff is None:
+        return None
+    return [(played.called[answer.group], answer.matched) for answer in handoff.groups]
 
 
-def _fit_groups(wanted: Mapping[str, int], got: Mapping[str, int]) -> bool:
-    """Whether each group named by its type or window (a part of its name) matched so much."""
-    for key, tokens in wanted.items():
-        named = [name for name in got if key in re.findall(r"[a-z]+|\d+", name)]
-        if len(named) != 1 or got[named[0]] != tokens:
-            return False
-    return True
+def _fit_groups(wanted: Mapping[str, int], got: Sequence[tuple[Sequence[str], int]]) -> bool:
+    """Whether each group, named by its type or window, matched so much."""
+    return all(
+        [tokens] == [matched for names, matched in got if key in names]
+        for key, tokens in wanted.items()
+    )
 
 
 def _stats(played: Played, name: str) -> float:
