@@ -32,7 +32,7 @@ class Options(Base):
     swa_full_tokens_ratio: float = Field(0.8, gt=0)
     swa_max_total_tokens: int | None = Field(None, ge=1)
     """Slots of the sliding-window pool; ``None``: the ratio above."""
-    max_mamba_cache_size: int = Field(64, ge=1)
+    max_mamba_cache_size: int = Field(64, ge=3)
     """Recurrent states that exist, held by requests or by the tree."""
 
     chunked_prefill_size: int = 8192
@@ -106,6 +106,16 @@ class Options(Base):
     def overlap(self) -> bool:
         """Whether a batch is planned before the last one's result (with states: never)."""
         return not self.disable_overlap_schedule and self.attention != "mamba"
+
+    @property
+    def running_limit(self) -> int:
+        """Requests that may run; with states a third of them, as upstream's server decides.
+
+        A request needs its own state, the one it holds in the tree, and one for a checkpoint.
+        """
+        if self.attention != "mamba":
+            return self.max_running_requests
+        return min(self.max_running_requests, self.max_mamba_cache_size // 3)
 
     @property
     def swa_tokens(self) -> int:

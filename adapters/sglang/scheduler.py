@@ -107,7 +107,7 @@ class Scheduler:
             self._full = False
         if (self._full or not self.waiting) and self.chunked is None:
             return None
-        if len(self.running) >= options.max_running_requests and not (self.chunked or preempting):
+        if len(self.running) >= options.running_limit and not (self.chunked or preempting):
             self._full = True
             return None
         self.policy.arrange(self.waiting, self._processed)
@@ -136,7 +136,7 @@ class Scheduler:
         if adder.spent:
             return
         for req in list(self.waiting):
-            if len(adder.admitted) >= self.options.max_running_requests - len(self.running):
+            if len(adder.admitted) >= self.options.running_limit - len(self.running):
                 self._full = True
             if self._full:
                 victims = adder.preempt(req, self.running, self.policy.sign) if preempting else []
