@@ -62,7 +62,10 @@ def deductions(
     for low, reason, rule, group in steps:
         low = max(low, served)
         if low < edge:
-            found.append(Deduction(reason, low, edge, rule, group))
+            note = (
+                measure.missing.get(names.index(group), "") if reason == "group" and group else ""
+            )
+            found.append(Deduction(reason, low, edge, rule, group, note))
             edge = low
     return raw, tuple(found)
 

@@ -24,6 +24,8 @@ class Connector:
         self._cache = cache
         self._loads: dict[int, RequestState] = {}  # transfer -> request
         self._arrived: set[str] = set()
+        self.under_way: dict[str, RequestState] = {}
+        """Requests that hold blocks for a load and were not scheduled yet."""
         self._num_transfers = 0
 
     @property
@@ -63,6 +65,7 @@ class Connector:
         """The load of an admitted request was sent off."""
         assert state.transfer is not None
         self._loads[state.transfer] = state
+        self.under_way[state.id] = state
         self._num_transfers += 1
 
     def arrive(self, transfer: int) -> None:

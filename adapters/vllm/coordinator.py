@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .finders import FINDERS, Found, Lookup, SpecSet, reach_full, spec_sets
+from .finders.window import blocks_needed
 from .keys import PrefixKeys
 from .pool import BlockPool
 from .sizes import Sizes, cdiv, floor_to
@@ -35,13 +37,15 @@ class Measure(NamedTuple):
     """What the index held for a request before any rule, for the Handoff's deductions.
 
     ``matched`` are the tokens each group could serve alone; ``raw`` the longest of them, found in
-    group ``leading``, which keeps ``dropped`` of them after the EAGLE drop.
+    group ``leading``, which keeps ``dropped`` of them after the EAGLE drop. ``missing`` says in
+    words what a window group lacked there.
     """
 
     matched: tuple[int, ...]
     raw: int
     leading: int
     dropped: int
+    missing: Mapping[int, str]
 
 
 class Coordinator:
@@ -85,7 +89,26 @@ class Coordinator:
             if len(self._sizes.groups) > 1 and leading.spec.type != "mamba":
                 limit = min(limit + self._margin(leading), look.hashed)
             dropped = _find(look, leading, limit, True).tokens
-        return Measure(tuple(matched), best, leading.members[0], dropped)
+        return Measure(
+            tuple(matched), best, leading.members[0], dropped, self._missing(keys, known, best)
+        )
+
+    def _missing(self, keys: PrefixKeys, known: int, length: int) -> dict[int, str]:
+        """Which blocks of the window before ``length`` are not cached, by window group."""
+        found = {}
+        for wanted in self._sets:
+            if wanted.spec.type not in ("swa", "swa_mla_replay"):
+                continue
+            size = wanted.spec.block_size
+            look, last = self._look(keys, known, size), length // size
+            need = min(blocks_needed(wanted.spec.window, size, wanted.eagle), last)
+            gone = sum(
+                look.at(wanted, (column + 1) * size) is None for column in range(last - need, last)
+            )
+            if gone:
+                words = f"{gone:,} of the {need:,} window blocks before {length:,} are not cached"
+                found.update(dict.fromkeys(wanted.members, words))
+        return found
 
     def _fine(self, block_size: int) -> bool:
         return self._sizes.fine_grained and block_size > self._sizes.hash_block

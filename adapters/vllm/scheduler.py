@@ -182,6 +182,8 @@ class Scheduler:
                 continue
             self.running.append(state)
             state.status = "running"
+            if self.connector:
+                self.connector.under_way.pop(state.id, None)
             rows[state.order] = row
             budget -= row.tokens
         self.waiting.pass_over(passed_over)
@@ -270,8 +272,9 @@ class Scheduler:
 
     def _reserved(self) -> int:
         """Blocks that prefills and loads under way still need (RULES 12)."""
-        under_way = [s for s in self.running if s.computed < s.known]
-        under_way += [s for s in self.waiting if s.status == "loading"]
+        assert self.connector is not None
+        prefills = [state for state in self.running if state.computed < state.known]
+        under_way = (*prefills, *self.connector.under_way.values())
         return sum(self.cache.still_needed(state) for state in under_way)
 
     def _replay(self, state: RequestState, served: int) -> int:
@@ -323,6 +326,7 @@ class Scheduler:
             self.waiting.remove(state)
         self.out.events.append(Event(kind, seq=state.seq, request=state.id, rule="13"))
         if self.connector:
+            self.connector.under_way.pop(state.id, None)
             if self.connector.holds(state):  # its blocks are freed when the load ends
                 state.status = "aborted"
                 return

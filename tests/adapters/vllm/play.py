@@ -70,21 +70,18 @@ class Play:
         self.tags.complete(result)
         self.engine.complete(result, 0.0)
 
-    def turn(self) -> Step | None:
-        """Plan as far ahead as the engine allows, then answer the oldest Step."""
-        planned = None
-        while len(self.flying) < self.engine.depth:
-            step = self.plan()
-            if step is None:
-                break
-            planned = planned or step
-        if self.flying:
-            self.answer(arrived=self.transfers())
-        return planned
+    def turn(self) -> bool:
+        """Plan as far ahead as the engine allows, then answer the oldest Step; False if idle."""
+        while len(self.flying) < self.engine.depth and self.plan() is not None:
+            pass
+        if not self.flying:
+            return False
+        self.answer(arrived=self.transfers())
+        return True
 
     def finish(self) -> None:
         """Run until nothing moves any more."""
-        while self.turn() is not None or self.flying:
+        while self.turn():
             pass
 
     def transfers(self) -> list[int]:

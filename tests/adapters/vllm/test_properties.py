@@ -84,11 +84,10 @@ def perform(config: dict[str, Any], ops: list[tuple[Any, ...]], pool: int, budge
         elif op[0] == "abort" and live:
             play.engine.abort(live[op[1] % len(live)], 0.0)
         elif op[0] == "reset":
-            play.engine.reset(running=op[1])
+            # outputs in flight that a forced reset drops are lost on this environment
+            play.engine.reset(running=op[1] and not play.flying)
         play.check()
-    for _ in range(600):
-        if play.turn() is None and not play.flying:
-            break
+    play.finish()
     play.check()
     return play
 
