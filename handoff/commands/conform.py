@@ -11,6 +11,7 @@ from typing import Any
 
 from handoff.adapter import load
 from handoff.conformance.conform import Outcome, conform
+from handoff.errors import BadInput
 from handoff.types import Layout, Step, StepResult
 
 __all__ = ["conform_command"]
@@ -29,6 +30,8 @@ def conform_command(
     as_json: bool,
 ) -> int:
     """Replay and print; 0 if nothing differs and enough agree, else 1."""
+    if not path.exists():
+        raise BadInput("no such file or folder", file=path)
     if path.name in ("cases.jsonl", "cases.jsonl.gz"):
         return _field_cases(path, adapter, require, as_json=as_json)
     name = adapter or (path if path.is_dir() else path.parent).resolve().name
