@@ -49,7 +49,8 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
 class Purge(NamedTuple):
     """Positions ``[start, stop)`` of ``seq`` that a write took away.
 
-    ``logged``: first and last position removed only to keep the range whole; None if none was.
+    ``logged``: the range ``(first, last)`` as upstream logs it if positions not overwritten
+    had to go, too; None otherwise.
     """
 
     seq: int
