@@ -7,7 +7,7 @@ differ in markup only. A ``Grid`` is a table whose cells may carry the number be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -110,6 +110,8 @@ def build(frame: pd.DataFrame, info: RunInfo) -> Content:
     shared = common(frame)
     every = totals(frame)
     whole = _part(shared, info, None if several else names[0], title="" if several else names[0])
+    if left_out := findings.not_summed(names, scenario_names(shared)):
+        whole = replace(whole, notes=(*whole.notes, left_out))
     parts = [_part(frame[frame["scenario"] == name], info, name) for name in names]
     falls = tuple((row, tuple(waterfall(row))) for row in whole.rows)
     requests, number = _requests(frame)

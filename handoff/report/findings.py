@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .info import RunInfo, ScenarioInfo
 from .strip import Strip, StripRow
 from .totals import Total
-from .words import count, join, number_word, percent, plural, points, span_of
+from .words import count, join, number_word, percent, plural, span_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +23,7 @@ __all__ = [
     "evidence_note",
     "gap",
     "lanes_note",
+    "not_summed",
     "planted",
     "pool_title",
     "pools",
@@ -36,6 +37,10 @@ __all__ = [
     "waterfall_title",
     "window",
 ]
+
+
+_SMALL_GAP = 0.005
+"""Half a point: a gap below it has no story."""
 
 
 def answer(rows: Sequence[Total], name: str = "") -> str:
@@ -88,8 +93,11 @@ def gap(rows: Sequence[Total]) -> str:
     if not known:
         return "No row has a hit."
     row = max(known, key=lambda each: abs(each.gap or 0.0))
-    if points(row.gap) == "0.0":
-        return "Hit ratio and saved ratio are equal to a tenth of a point in every row."
+    largest = abs(row.gap or 0.0)
+    if largest < _SMALL_GAP:
+        return (
+            f"Hit ratio and saved ratio differ by at most {percent(largest)} points in every row."
+        )
     return (
         f"Biggest gap: {row.label} reports {percent(row.hit_ratio)} % hits and saves"
         f" {percent(row.saved_ratio)} %, since {_cause(row)}."
@@ -158,6 +166,12 @@ def refusals(rows: Sequence[Total]) -> str:
         if row.again
     ]
     return (text + (f"Re-admitted after preemption: {join(again)}." if again else "")).strip()
+
+
+def not_summed(every: Sequence[str], summed: Sequence[str]) -> str:
+    """Scenarios that the sums leave out, since not all of their rows are the same."""
+    out = [name for name in every if name not in set(summed)]
+    return f"Not summed, since its rows are its own: {join(out)}." if out else ""
 
 
 def truth(info: RunInfo) -> str:

@@ -65,7 +65,8 @@ def render_run(
         strips = len(names) <= 3
     whole = totals(common(frame))
     if len(names) > 1:
-        out.say(findings.answer(whole, plural(len(names), "scenario")), style="bold")
+        summed = scenario_names(common(frame))
+        out.say(findings.answer(whole, plural(len(summed), "scenario")), style="bold")
         out.say()
     for name in names:
         part = frame[frame["scenario"] == name]
@@ -86,6 +87,8 @@ def render_run(
     if len(names) > 1:
         out.say("All scenarios together", style="bold")
         out.say(findings.window(whole, info), style="dim")
+        if left_out := findings.not_summed(names, summed):
+            out.say(left_out, style="dim")
         five_rows(console, whole, ascii_only=ascii_only)
         out.say()
     for line in row_facts(totals(frame), info):

@@ -51,6 +51,19 @@ def test_the_gap_names_its_cause(chat: pd.DataFrame) -> None:
     assert "longer prompts" in findings.gap(totals(ledgers.frame(weights)))
 
 
+def test_a_small_gap_has_no_story() -> None:
+    same = ledgers.entry("vllm", [("reused", 34), ("fresh", 6)])
+    text = findings.gap(totals(ledgers.frame([same])))
+    assert text == "Hit ratio and saved ratio differ by at most 0.3 points in every row."
+
+
+def test_scenarios_that_are_not_summed_are_named() -> None:
+    assert findings.not_summed(["a", "b", "c"], ["b"]) == (
+        "Not summed, since its rows are its own: a and c."
+    )
+    assert findings.not_summed(["a"], ["a"]) == ""
+
+
 def test_the_window_says_what_is_counted(chat: pd.DataFrame, info: RunInfo) -> None:
     rows = totals(chat)
     assert findings.window(rows, info) == (

@@ -147,6 +147,15 @@ def test_a_long_run_is_cut_and_says_so(info: RunInfo) -> None:
     assert len(text.encode()) < 3_000_000
 
 
+def test_scenarios_with_rows_of_their_own_are_shown_but_not_summed(info: RunInfo) -> None:
+    own = ledgers.entry("vllm", [("fresh", 9)], run="vllm:block_size=32", scenario="sizes")
+    content = build(ledgers.frame([*ledgers.chat(), own]), info)
+    text = page(content)
+    assert "Not summed, since its rows are its own: sizes." in text
+    assert [row.run for row in content.whole.rows] == list(ledgers.FRAMEWORKS)
+    assert "vLLM block_size=32" in text.split('id="scenarios"')[1]
+
+
 def test_unmet_expectations_are_shown(chat: pd.DataFrame, info: RunInfo) -> None:
     unmet = ScenarioInfo(name="chat", expectations=(Expectation(words="hit 7", ok=False),))
     text = page(build(chat, info.model_copy(update={"scenarios": (unmet,)})))
