@@ -82,6 +82,8 @@ def story(entry: Entry) -> list[str]:
         lines.append(
             f"At most {cap:,} tokens could be reused; a hit comes in units of {entry.unit:,}."
         )
+    if entry.answers.get("matcher"):
+        lines.append(f"Matched by: {entry.answers['matcher']}.")
     lines += _links(entry)
     lines += _groups(entry)
     lines += _more(entry)
@@ -119,6 +121,8 @@ def _groups(entry: Entry) -> list[str]:
 
 def _more(entry: Entry) -> list[str]:
     lines = []
+    if entry.answers.get("references"):
+        lines.append(f"References: {entry.answers['references']}.")
     if entry.answers.get("elsewhere"):
         lines.append(f"Another place holds {entry.answers['elsewhere']:,} tokens of this prompt.")
     for tier, tokens in entry.answers.get("external", {}).items():
