@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from handoff.errors import Refused, Unsupported
+from handoff.errors import HandoffError, Refused, Unsupported
 from handoff.index.spans import LATE, Seq
 from handoff.types import (
     Event,
@@ -93,12 +93,18 @@ class VllmEngine:
             self.scheduler.finish(state, "abort")
 
     def reset(self, *, running: bool = False) -> bool:
-        """``reset_prefix_cache``: forget all keys; False while blocks are held (RULES 13)."""
+        """``reset_prefix_cache``: forget all keys; False while blocks are held (RULES 13).
+
+        ``running`` preempts all running requests first; if even then blocks are held, by a load
+        under way, that is a ``HandoffError``, as upstream raises.
+        """
         if running:
             self._drop_in_flight()
         done = self.scheduler.reset(running=running)
         if done:
             self.out.events.append(Event("reset", rule="13"))
+        elif running:
+            raise HandoffError("the prefix cache cannot be reset: a KV load holds blocks")
         return done
 
     def act(self, action: str, options: dict[str, object], now: float) -> None:

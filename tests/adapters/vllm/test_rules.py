@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from handoff.adapter import load
-from handoff.errors import Refused, Unsupported
+from handoff.errors import HandoffError, Refused, Unsupported
 from handoff.index.spans import LATE, Seq
 from handoff.types import Bind, Copy, Cut, Image, Load, Open, Request
 
@@ -475,12 +475,21 @@ def test_13_reset_is_refused_while_blocks_are_held() -> None:
     assert play.engine.reset() is False
     assert play.engine.reset(running=True) is True
     play.finish()
-    first, again = play.handoffs("r1")
+    again = play.handoffs("r1")[1]
     assert (again.attempt, again.hit_tokens, again.known_tokens) == (1, 0, 34)
     play.engine.act("reset_prefix_cache", {}, 0.0)
     assert not play.engine.observe()["keyed"]
     with pytest.raises(Unsupported, match="knows no action"):
         play.engine.act("flush_cache", {}, 0.0)
+
+
+def test_13_a_forced_reset_fails_while_a_load_holds_blocks() -> None:
+    play = Play(connector="async")
+    play.submit(words(1, 80), options={"external_tokens": 64})
+    play.plan()
+    assert play.engine.reset() is False
+    with pytest.raises(HandoffError, match="a KV load holds blocks"):
+        play.engine.reset(running=True)
 
 
 @pytest.mark.parametrize("options", [{"skip_reading_prefix_cache": True}, {"prompt_logprobs": 0}])
