@@ -74,6 +74,7 @@ def answer(
             write=request.prepopulated,
             visible=edge,
             copied=part.copied,
+            taken=part.taken,
         )
         for part, sequence, edge in zip(admission.windows, sequences, visible)
     )

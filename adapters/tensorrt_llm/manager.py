@@ -27,7 +27,8 @@ class Admitted:
     """One window's part of an admission.
 
     ``shared`` leading columns are used as they are (holes included); ``copied`` are (source slot,
-    new slot, tokens); ``from_host`` tokens lay in the secondary pool.
+    new slot, tokens), ``taken`` tokens lie in a block that was taken over; ``from_host`` tokens lay
+    in the secondary pool.
     """
 
     match: WindowMatch
@@ -35,6 +36,7 @@ class Admitted:
     from_host: int
     shared: int = 0
     copied: tuple[tuple[int, int, int], ...] = ()
+    taken: int = 0
 
 
 @dataclass(slots=True)
@@ -150,6 +152,7 @@ class KVCacheManager:
                 continue
             if claim.use is Use.TAKE:
                 manager.take_over(claim, keys[column])
+                admitted.taken = claim.tokens
             else:
                 admitted.shared = column + 1
             manager.share_claim(request, sequence, claim)

@@ -75,8 +75,9 @@ class GroupAnswer(NamedTuple):
 
     ``table`` is the block table at admission, ``shared`` of whose first columns hold hit content
     (holes included) and the first of which written anew is column ``fresh``; ``write`` and
-    ``visible`` are the first positions stored and seen. ``copied`` are pairs
-    ``(source block, new block, tokens)``.
+    ``visible`` are the first positions stored and seen. ``copied`` are
+    ``(source block, new block, tokens)``; ``taken`` tokens lie in column ``fresh``, a block that
+    was taken over in place.
     """
 
     group: str
@@ -86,6 +87,7 @@ class GroupAnswer(NamedTuple):
     write: int
     visible: int = 0
     copied: tuple[tuple[int, int, int], ...] = ()
+    taken: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from handoff.adapters.tensorrt_llm.buckets import BucketOrder
+from handoff.adapters.tensorrt_llm.counters import counters
 from handoff.adapters.tensorrt_llm.engine import Engine
 from handoff.adapters.tensorrt_llm.manager import KVCacheManager
 from handoff.adapters.tensorrt_llm.options import Options
@@ -83,6 +84,12 @@ class Watch:
         if options.enable_chunked_prefill and last is not None and last.batch.context:
             floor = sum(4 for _ in last.batch.context)  # nothing is shortened below a block
             assert tokens <= max(options.max_num_tokens, floor + len(last.batch.decoding) * 4)
+        for handoff, admission in zip(step.handoffs, last.admissions if last else ()):
+            request = admission.request
+            assert counters(handoff) == {
+                "reusedBlocks": request.reused,
+                "missedBlocks": request.missed,
+            }
         check_blocks(self._engine.manager)
 
     def complete(self, result: StepResult) -> None:
