@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handoff.adapter import ORDER
+from handoff.errors import BadInput
 
 from .palette import LOSSES, WATERFALL
 
@@ -193,14 +194,19 @@ def _one_of(texts: pd.Series) -> str:
 def common(frame: pd.DataFrame) -> pd.DataFrame:
     """What can be summed over scenarios and still be compared: the same rows over the same input.
 
-    The rows that took part in most scenarios, over the scenarios in which all of them did.
+    Of all sets of rows that some scenario has, the one that covers most (rows times scenarios).
+    Raises ``BadInput`` if there is no entry at all.
     """
-    took_part = frame.groupby("run")["scenario"].nunique()
-    rows = set(took_part.index[took_part == took_part.max()])
-    mine = frame[frame["run"].isin(rows)]
-    present = mine.groupby("scenario")["run"].nunique()
-    full = present.index[present == len(rows)]
-    return mine[mine["scenario"].isin(full)] if len(full) else frame
+    if frame.empty:
+        raise BadInput("the ledger has no entry: there is nothing to report")
+    groups = frame.groupby("scenario", sort=False)["run"]
+    rows = {scenario: frozenset(runs.unique()) for scenario, runs in groups}
+
+    def having(wanted: frozenset[str]) -> list[object]:
+        return [scenario for scenario, found in rows.items() if wanted <= found]
+
+    best = max(dict.fromkeys(rows.values()), key=lambda wanted: len(wanted) * len(having(wanted)))
+    return frame[frame["run"].isin(best) & frame["scenario"].isin(having(best))]
 
 
 def totals(frame: pd.DataFrame, scenario: str | None = None) -> list[Total]:

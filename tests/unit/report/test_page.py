@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from handoff.errors import BadInput
 from handoff.report.content import MAX_REQUESTS, build
 from handoff.report.info import Expectation, RunInfo, ScenarioInfo
 from handoff.report.page import page, write_report
@@ -187,6 +188,11 @@ def test_two_runs_write_the_same_bytes(both: pd.DataFrame, info: RunInfo, tmp_pa
 def test_the_facts_survive_a_file(both: pd.DataFrame, info: RunInfo) -> None:
     again = RunInfo.model_validate_json(info.model_dump_json())
     assert page(build(both, again)) == page(build(both, info))
+
+
+def test_an_empty_ledger_is_bad_input(info: RunInfo, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="nothing to report"):
+        write_report(ledgers.frame([]), info, tmp_path)
 
 
 def test_unknown_formats_are_refused(chat: pd.DataFrame, info: RunInfo, tmp_path: Path) -> None:
