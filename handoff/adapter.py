@@ -8,7 +8,7 @@ here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
@@ -29,6 +29,7 @@ __all__ = [
     "Engine",
     "Evidence",
     "Options",
+    "known_options",
     "load",
     "make_options",
     "names",
@@ -137,10 +138,10 @@ class Cites(Protocol):
     """Reason -> section of the rule book: alignment, evicted, not_stored, isolation ..."""
 
 
-def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:
-    """Options from raw values; a wrong name or value is one ``BadInput`` line with a suggestion."""
+def known_options(adapter: Adapter, names: Iterable[str]) -> None:
+    """Refuses a name that is none of the adapter's options, with a suggestion."""
     known = adapter.options.model_fields
-    for name in values:
+    for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
             hint = (
@@ -150,6 +151,11 @@ def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:
                 f"{adapter.title} has no option {name}.{hint}"
                 f" All options: handoff adapters {adapter.name}"
             )
+
+
+def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:
+    """Options from raw values; a wrong name or value is one ``BadInput`` line with a suggestion."""
+    known_options(adapter, values)
     try:
         return adapter.options(**values)
     except ValidationError as error:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from handoff.adapter import Adapter, Options, load, make_options
+from handoff.adapter import Adapter, Options, known_options, load, make_options
 from handoff.errors import BadInput
 from handoff.experiment import RowSpec, Stream, run_row
 from handoff.ledger.entries import Entry, Ledger
@@ -159,28 +160,32 @@ class Comparison:
 
 
 def what_if(text: str, adapters: Sequence[str]) -> list[WhatIf]:
-    """``ADAPTER.OPTION=VALUE`` or ``OPTION=VALUE`` (then for every adapter with that option).
+    """``[ADAPTER.]OPTION=VALUE[,OPTION=VALUE]...``; without an adapter for each that has them all.
 
-    ``eagle=off`` style words (on, off, yes, no) are YAML's; ``BadInput`` names what is unknown.
+    Values are YAML scalars (``off`` is false). ``BadInput`` names what is unknown.
     """
     import yaml
 
-    name, equals, raw = text.partition("=")
-    if not equals or not name:
-        raise BadInput(f"--what-if {text}: give OPTION=VALUE or ADAPTER.OPTION=VALUE")
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError:
-        value = raw
-    adapter, dot, option = name.partition(".")
-    if dot:
-        load(adapter)
-        make_options(load(adapter), {option: value})
-        return [WhatIf(adapter, {option: value}, f"{option} {raw}")]
-    having = [each for each in adapters if name in load(each).options.model_fields]
+    values: dict[str, Any] = {}
+    adapter, dot, rest = text.partition(".")
+    if not dot or "=" in adapter:
+        adapter, rest = "", text
+    for part in re.split(r",(?=\w+=)", rest):
+        option, equals, raw = part.partition("=")
+        if not equals or not option:
+            raise BadInput(f"--what-if {text}: give OPTION=VALUE or ADAPTER.OPTION=VALUE")
+        try:
+            values[option] = yaml.safe_load(raw)
+        except yaml.YAMLError:
+            values[option] = raw
+    words = rest.replace(",", ", ").replace("=", " ")
+    if adapter:
+        known_options(load(adapter), values)
+        return [WhatIf(adapter, values, words)]
+    having = [each for each in adapters if set(values) <= set(load(each).options.model_fields)]
     if not having:
-        raise BadInput(f"--what-if {text}: no adapter has an option {name}")
-    return [WhatIf(each, {name: value}, f"{name} {raw}") for each in having]
+        raise BadInput(f"--what-if {text}: no adapter has an option {' and '.join(values)}")
+    return [WhatIf(each, values, words) for each in having]
 
 
 def explain(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,14 +241,19 @@ def _questions(answers: Sequence[Answer]) -> Iterator[_Question]:
         return _Question(head, tuple(cells))
 
     yield ask("options", [entry.describe for entry in entries])
-    yield ask("1 who matches", [str(entry.answers.get("matcher", "")) for entry in entries])
+    yield ask("1 who matches", [_brief(entry.answers.get("matcher", "")) for entry in entries])
     yield ask("2 hit tokens", [count(entry.hit_tokens) for entry in entries])
     yield ask("  lost", [_lost(entry) for entry in entries])
-    yield ask("3 references", [str(entry.answers.get("references", "")) for entry in entries])
+    yield ask("3 references", [_brief(entry.answers.get("references", "")) for entry in entries])
     yield ask("4 positions from", [count(entry.start) for entry in entries])
     yield ask("5 read-only", [_read_only(entry) for entry in entries])
     yield ask("6 still computed", [count(entry.computed_tokens) for entry in entries])
     yield ask("smallest prompt", [_smallest(answer) for answer in answers])
+
+
+def _brief(text: str) -> str:
+    """The text without what stands in brackets; ``--steps`` shows all of it."""
+    return re.sub(r" \([^)]*\)", "", text)
 
 
 def _read_only(entry: Entry) -> str:

@@ -164,3 +164,12 @@ def test_torch_is_not_needed() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "the hit is 64" in done.stdout
+
+
+def test_options_that_belong_together_are_one_what_if() -> None:
+    asked = what_if("vllm.speculative_method=eagle,num_speculative_tokens=3", ["vllm"])
+    assert asked[0].values == EAGLE
+    found = explain(shorthand(1000, 100), [vllm()], what_ifs=asked)
+    assert (found.what_ifs[0].hit, found.what_ifs[0].change) == (976, -16)
+    both = what_if("speculative_method=eagle,num_speculative_tokens=3", ["vllm", "llamacpp"])
+    assert [each.adapter for each in both] == ["vllm"]
