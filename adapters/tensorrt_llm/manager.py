@@ -230,7 +230,7 @@ class KVCacheManager:
         pinned = manager.on_path(sequence, keys)
         for block in pinned:
             if block.queued:
-                manager.policy.claim(block, None, block.duration)
+                manager.policy.claim(block, None, None)
             manager.refs.share(block.ident)
         return [block.ident for block in pinned]
 

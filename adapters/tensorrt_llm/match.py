@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .options import Options
 from .request import LlmRequest
+from .tree import Node
 from .window import Walk, WindowManager
 
 __all__ = ["WindowMatch", "look_up"]
@@ -43,17 +44,26 @@ def look_up(
 
 def _reach(manager: WindowManager, request: LlmRequest, walk: Walk) -> int:
     """The walk's whole blocks and the longest common run with any block below them."""
-    node, whole = manager.tree.root, 0
-    for found in walk.found:
-        if found.partial:
-            break
-        node = node.children[request.key_at(whole, found.tokens)]
-        whole += found.tokens
+    partial = bool(walk.found) and walk.found[-1].partial
+    num_whole = len(walk.found) - partial
+    whole = num_whole * manager.size
     if whole >= request.prompt_len:
         return whole
+    node = _node_behind(manager, request, walk, num_whole)
     limit = min(manager.size, request.prompt_len - whole)
     extra = request.key_at(whole, limit).extra
     for tokens, children in node.sharing(request.tokens, whole, limit, extra):
         if any(manager.window in child.values for child in children):
             return max(walk.tokens, whole + tokens)
     return walk.tokens
+
+
+def _node_behind(manager: WindowManager, request: LlmRequest, walk: Walk, num_whole: int) -> Node:
+    """The node of the last whole block; behind a hole it is found from the root."""
+    last = walk.found[num_whole - 1].block if num_whole else None
+    if last is not None and last.node is not None:
+        return last.node
+    node = manager.tree.root
+    for key in request.full_keys(num_whole * manager.size):
+        node = node.children[key]
+    return node
