@@ -154,8 +154,9 @@ def run_row(
     )
     costs = Costs(load_model(model), engine.layout, find_device(device))
     counters = adapter.counters if isinstance(adapter, Counts) else None
-    accountant = Accountant(engine.layout, label, costs, counters)
     tags = TagStore(engine.layout) if check_tags else None
+    tainted = tags.tainted if tags is not None else None
+    accountant = Accountant(engine.layout, label, costs, counters, tainted)
     sinks: list[Sink] = [StepChecker(engine.layout), accountant]
     if tags is not None:
         sinks.insert(1, tags)

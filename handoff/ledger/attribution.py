@@ -39,6 +39,9 @@ __all__ = ["Accountant", "Counters", "Label"]
 Counters = Callable[[Handoff], Mapping[str, float]]
 """The framework's own counters for one admission, under its own names."""
 
+Tainted = Callable[[int, int], int]
+"""Positions below a limit that an open sequence sees tainted: ``TagStore.tainted``."""
+
 
 @dataclass(frozen=True, slots=True)
 class Label:
@@ -73,6 +76,7 @@ class _Admission:
     flops: int = 0
     read: int = 0
     written: int = 0
+    tainted: int = 0
     ttft_s: float = 0.0
 
 
@@ -95,6 +99,7 @@ class Accountant:
     Show it every request (``submit``), every Step when it is planned (``step``), every result when
     it is about to be completed (``complete``) and every refusal, then take ``finish()``. ``costs``
     says what rows cost; without it all costs are 0. ``counters`` are the framework's own.
+    ``tainted`` asks a tag pass that is shown every Step and result before this sink.
     """
 
     def __init__(
@@ -103,12 +108,14 @@ class Accountant:
         label: Label,
         costs: Costs | None = None,
         counters: Counters | None = None,
+        tainted: Tainted | None = None,
     ) -> None:
         self._layout = layout
         self._host = {pool.name for pool in layout.pools if pool.tier == "host"}
         self._label = label
         self._costs = costs
         self._counters = counters
+        self._tainted = tainted
         self._seen = Seen()
         self._running: dict[int, Live] = {}
         self._known: dict[int, Live] = {}  # closed ones too: events and late rows may name them
@@ -169,6 +176,10 @@ class Accountant:
         step = self._flying.popleft()
         assert step.number == result.number, f"result {result.number} answers step {step.number}"
         self._now += result.forward_s + result.sample_s
+        if self._tainted is not None:
+            for handoff in step.handoffs:
+                admission = self._current[handoff.seq]
+                admission.tainted = self._tainted(handoff.seq, handoff.start)
         for row, found in zip(step.rows, result.rows, strict=True):
             self._answer(row, found)
 
@@ -331,6 +342,7 @@ class Accountant:
             output_tokens=account.outputs,
             estimate_tokens=handoff.estimate_tokens,
             budget_tokens=handoff.budget_tokens,
+            tainted_tokens=admission.tainted,
             cold_flops=cold_flops,
             spent_flops=admission.flops,
             kv_read_bytes=admission.read,

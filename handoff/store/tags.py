@@ -68,6 +68,16 @@ class TagStore(TagOps):
         self.num_tokens = self.num_tainted = 0
         self._stages = [_stages_of(layout, group) for group in layout.groups]
 
+    def tainted(self, seq: int, stop: int) -> int:
+        """Positions below ``stop`` that an open sequence sees tainted, in whatever group."""
+        reading = self._reading.get(seq)
+        runs = [run for reader in reading.readers for run in reader.runs] if reading else []
+        total = edge = 0
+        for first, last, _ in sorted(runs):
+            total += max(0, min(last, stop) - max(first, edge))
+            edge = max(edge, last)
+        return total
+
     def _run(self, step: Step) -> None:
         self._number = step.number
         self._shifted.clear()

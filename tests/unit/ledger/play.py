@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from handoff.index.spans import Seq
-from handoff.ledger.attribution import Accountant, Label
+from handoff.ledger.attribution import Accountant, Label, Tainted
 from handoff.ledger.costs import Costs
 from handoff.ledger.entries import Entry
 from handoff.types import (
@@ -35,8 +35,13 @@ LABEL = Label("toy", "toy", "Toy", "1", "ran", "test")
 class Play:
     """Builds Steps one by one; every method that ends a Step also completes it."""
 
-    def __init__(self, layout: Layout = LAYOUT, costs: Costs | None = None) -> None:
-        self.books = Accountant(layout, LABEL, costs)
+    def __init__(
+        self,
+        layout: Layout = LAYOUT,
+        costs: Costs | None = None,
+        tainted: Tainted | None = None,
+    ) -> None:
+        self.books = Accountant(layout, LABEL, costs, tainted=tainted)
         self.number = 0
         self.seqs = 0
         self.ops: list[Op] = []

@@ -243,3 +243,25 @@ def test_a_hundred_thousand_virtual_tokens_cost_no_more_than_forty() -> None:
         deductions=(lost("last_token", 99_999, 100_000), lost("alignment", 99_984, 99_999)),
     )
     assert play.entries()[1].lost == {"alignment": 15, "last_token": 1}
+
+
+def test_reused_tokens_that_descend_from_an_approximation_are_counted() -> None:
+    asked = []
+
+    def tainted(seq: int, stop: int) -> int:
+        asked.append((seq, stop))
+        return min(stop, 10)
+
+    play = Play(tainted=tainted)
+    served(play, "a", ids(64))
+    served(
+        play,
+        "b",
+        ids(64),
+        raw_tokens=64,
+        hit_tokens=48,
+        start=48,
+        deductions=(lost("last_token", 63, 64), lost("alignment", 48, 63)),
+    )
+    assert asked == [(0, 0), (1, 48)]
+    assert [entry.tainted_tokens for entry in play.entries()] == [0, 10]
