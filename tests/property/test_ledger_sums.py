@@ -20,7 +20,36 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"speculative_method": "eagle", "num_speculative_tokens": 2},
         {"groups": [{"type": "full"}, {"type": "swa", "window": 24}]},
         {"groups": [{"type": "full"}, {"type": "mamba"}], "max_num_batched_tokens": 64},
+        {"groups": [{"type": "full"}, {"type": "swa_mla_replay", "window": 32}]},
         {"enable_prefix_caching": False},
+    ],
+    "sglang": [
+        {},
+        {"page_size": 16, "chunked_prefill_size": 64, "schedule_policy": "lpm"},
+        {"attention": "swa", "sliding_window_size": 24},
+        {"attention": "mamba"},
+        {"enable_hierarchical_cache": True},
+        {"disable_radix_cache": True},
+    ],
+    "llamacpp": [
+        {},
+        {"cache_reuse": 8, "parallel": 2, "cache_ram": 0},
+        {"memory": "window", "n_swa": 24, "n_layer_swa": 16, "ubatch_size": 64},
+        {"memory": "hybrid", "batch_size": 64, "ubatch_size": 32},
+        {"cache_prompt": False},
+    ],
+    "tensorrt_llm": [
+        {},
+        {"enable_partial_reuse": False, "enable_chunked_prefill": True, "max_num_tokens": 64},
+        {"max_attention_window": [64, 1024], "max_seq_len": 1024},
+        {"blocks_in_secondary_pool": 16},
+        {"enable_block_reuse": False},
+    ],
+    "deepinfer": [
+        {},
+        {"yoco_prefill_truncation_mode": "compact", "yoco_prefill_keep_tokens": 16},
+        {"outside_policy": "anchor", "outside_rollback": 8, "use_nextn_decode": 0},
+        {"outside_policy": "none"},
     ],
 }
 """Option sets to try besides each adapter's defaults."""

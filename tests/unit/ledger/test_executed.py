@@ -19,7 +19,6 @@ from handoff.runner import run  # noqa: E402
 from handoff.types import Layout, Step, StepResult  # noqa: E402
 from handoff.workload.scenario import RequestSpec, Span, build_arrivals  # noqa: E402
 
-
 torch.set_num_threads(1)
 
 
