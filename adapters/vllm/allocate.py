@@ -146,12 +146,13 @@ class KVCache:
         after: int = 0,
     ) -> int:
         """Blocks that all groups would take from the queue for ``tokens`` slots."""
-        return sum(
-            mamba.needed(self, state, group, hit, tokens if capped else after)
-            if group.type == "mamba"
-            else self._needed_by(state, group, hit, tokens, total, capped)
-            for group in self.sizes.groups
-        )
+        blocks = 0
+        for group in self.sizes.groups:
+            if group.type == "mamba":
+                blocks += mamba.needed(self, state, group, hit, tokens if capped else after)
+            else:
+                blocks += self._needed_by(state, group, hit, tokens, total, capped)
+        return blocks
 
     def _needed_by(
         self,

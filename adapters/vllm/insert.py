@@ -91,10 +91,14 @@ class Insertion:
         keyed: list[int] = []
         column = first
         for run in state.keys.runs(group.index, size, first, stop):
-            for key in run:
-                block = table[column]
+            ids = table[column : column + len(run)]
+            if dense and self._pool.insert_new(run, ids):
+                keyed += ids
+                column += len(ids)
+                continue
+            for key, block in zip(run, ids):
                 column += 1
-                if block and (dense or mask(column - 1)) and insert(key, block):
+                if block and mask(column - 1) and insert(key, block):
                     keyed.append(block)
                 elif keyed:
                     self._tell(state, group, keyed, (column - 1) * size)

@@ -115,12 +115,12 @@ class PrefixKeys:
         self._stops: list[int] = []  # prefixes of length <= _stops[i] (and > the one before) ...
         self._bases: list[int] = []  # ... have the key _bases[i] + length
         self._images = request.images
-        self.seq = Seq()
         if self._images:
+            self.seq = Seq()
             for token in request.prompt.tokens():
                 self.append(token)
         else:
-            self.seq.extend(request.prompt)
+            self.seq = request.prompt.copy()
 
     def append(self, token: int) -> None:
         """Note a token that became known."""

@@ -51,11 +51,18 @@ class BlockPool:
         """Take ``count`` blocks from the front of the queue; each loses all its keys."""
         ids = self.queue.pop_front_many(count)
         self.holders.take_many(ids)
-        primary = self.primary
-        evicted = [block for block in ids if primary[block]]
-        for block in evicted:
-            self.forget(block)
-        self.evicted += evicted
+        primary, pop = self.primary, self.index.pop
+        for block in ids:
+            key = primary[block]
+            if key:
+                self.evicted.append(block)
+                if self.extra:
+                    self.forget(block)
+                    continue
+                primary[block] = 0
+                present = pop(key)
+                if present != block:
+                    self._keep_others(key, present, block)
         return ids
 
     def touch(self, ids: Iterable[int]) -> None:
@@ -112,6 +119,19 @@ class BlockPool:
         self._register(key, block)
         return True
 
+    def insert_new(self, keys: range, ids: Sequence[int]) -> bool:
+        """Key blocks of which none is null or has a key yet; else False, and nothing happens."""
+        primary = self.primary
+        if NULL_BLOCK in ids or any([primary[block] for block in ids]):
+            return False
+        setdefault = self.index.setdefault
+        for key, block in zip(keys, ids):
+            primary[block] = key
+            present = setdefault(key, block)
+            if present != block:
+                self._add_duplicate(key, present, block)
+        return True
+
     def keys_of(self, block: int) -> list[int]:
         """All keys of a block, the primary one first."""
         first = self.primary[block]
@@ -143,14 +163,23 @@ class BlockPool:
 
     def _register(self, key: int, block: int) -> None:
         present = self.index.setdefault(key, block)
-        if present != block:  # a duplicate: kept behind those inserted before
-            if type(present) is int:
-                self.index[key] = [present, block]
-            else:
-                present.append(block)  # type: ignore[union-attr]
+        if present != block:
+            self._add_duplicate(key, present, block)
+
+    def _add_duplicate(self, key: int, present: int | list[int], block: int) -> None:
+        """Keep a further block of a key behind those inserted before."""
+        if type(present) is list:
+            present.append(block)
+        else:
+            self.index[key] = [present, block]  # type: ignore[list-item]
 
     def _unregister(self, key: int, block: int) -> None:
         present = self.index.pop(key)
         if present != block:
-            present.remove(block)  # type: ignore[union-attr]
-            self.index[key] = present if len(present) > 1 else present[0]  # type: ignore[arg-type,index]
+            self._keep_others(key, present, block)
+
+    def _keep_others(self, key: int, present: int | list[int], block: int) -> None:
+        """The duplicates of ``block`` keep the key that was just taken out."""
+        assert type(present) is list
+        present.remove(block)
+        self.index[key] = present if len(present) > 1 else present[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from handoff.index.spans import Seq
 from handoff.types import Event, Op, Request
 
 from .coordinator import Hit, Measure
@@ -82,11 +81,7 @@ class RequestState:
         self.priority = request.priority
         self.order = order
         self.keys = keys
-        if request.images:
-            self.tokens = Seq()
-            self.tokens.extend(request.prompt)
-        else:
-            self.tokens = keys.seq
+        self.tokens = request.prompt.copy() if request.images else keys.seq
         self.known = self.prompt_len
         self.skip_reading = bool(
             request.options.get("skip_reading_prefix_cache")

@@ -141,6 +141,14 @@ class Seq:
             start = upto
             at += 1
 
+    def copy(self) -> Seq:
+        """A sequence of its own with the same tokens; arrays are copied."""
+        seq = Seq()
+        seq._pieces = [piece if type(piece) is int else piece[:] for piece in self._pieces]  # type: ignore[index]
+        seq._offs = self._offs.copy()
+        seq._length = self._length
+        return seq
+
     def slice(self, start: int, stop: int) -> Seq:
         """A sequence of its own with the tokens ``[start, stop)``; arrays are copied."""
         seq = Seq()
