@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.font_manager import FontProperties, findfont
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
@@ -70,9 +70,12 @@ def text_width(text: str, size: float, bold: bool = False) -> float:
 
 @cache
 def _font(bold: bool) -> FT2Font:
-    """The font as it is measured: 100 points at 72 dots an inch."""
+    """The font as it is measured: 100 points at 72 dots an inch.
+
+    An object of our own: matplotlib's shared one changes its size whenever a figure is drawn.
+    """
     properties = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
-    font = get_font(findfont(properties))
+    font = FT2Font(findfont(properties))
     font.set_size(_SIZE, 72)
     return font
 

@@ -12,7 +12,7 @@ from .canvas import MARGIN, WIDTH, Canvas, Frame, Picture, text_width
 from .grids import band
 from .palette import CLASSES, Theme, framework_mark
 from .svg import fall_words
-from .totals import Fall, Total, common, counted, totals, waterfall
+from .totals import Fall, Total, common, counted, starred, totals, waterfall
 from .words import count, percent
 
 __all__ = ["hit_vs_saved", "waterfall_figure"]
@@ -39,12 +39,15 @@ def waterfall_figure(frame: pd.DataFrame, theme: Theme = "light", window: str = 
         f"{window}{'. ' if window else ''}Bars in % of prompt tokens; the last two rows in % of"
         " the FLOPs of cold prefills. A plain line: nothing lost for this reason."
     )
+    names_of = starred(rows)
+    if any(name.endswith("*") for name in names_of.values()):
+        subtitle += " * served fewer requests than the others."
     tiers = [falls[at : at + _COLUMNS] for at in range(0, len(falls), _COLUMNS)]
     height = 60 + len(tiers) * (_ROW * len(names) + 60) + 20
     canvas = Canvas(findings.waterfall_title([row for row, _ in falls]), subtitle, height, theme)
     y: float = canvas.below_title + 16
     for tier in tiers:
-        _tier(canvas, tier, names, y)
+        _tier(canvas, [(row, names_of[row.run], steps) for row, steps in tier], names, y)
         y += _ROW * len(names) + 50
     canvas.trim(y - 4)
     words = "; ".join(
@@ -56,21 +59,21 @@ def waterfall_figure(frame: pd.DataFrame, theme: Theme = "light", window: str = 
 
 
 def _tier(
-    canvas: Canvas, tier: Sequence[tuple[Total, list[Fall]]], names: Sequence[str], top: float
+    canvas: Canvas, tier: Sequence[tuple[Total, str, list[Fall]]], names: Sequence[str], top: float
 ) -> None:
     left = MARGIN + max(text_width(name, 9, True) for name in names) + 8
     wide = (WIDTH - MARGIN - left) / max(len(tier), 3)
     for at, name in enumerate(names):
         y = top + 12 + at * _ROW + _ROW / 2
         canvas.text(left - 8, y, name, bold=name in _BOLD, align="right")
-    for number, (row, steps) in enumerate(tier):
+    for number, (row, title, steps) in enumerate(tier):
         x = left + number * wide
         weak = "" if row.evidence == "ran" else row.evidence
         size, room = 9.5, wide - 8 - (text_width(weak, 7.5) + 4 if weak else 0)
-        while size > 6.6 and text_width(row.label, size, True) > room:
+        while size > 6.6 and text_width(title, size, True) > room:
             size -= 0.3
-        canvas.text(x, top, row.label, size=size, bold=True)
-        beside = x + text_width(row.label, size, True) + 4
+        canvas.text(x, top, title, size=size, bold=True)
+        beside = x + text_width(title, size, True) + 4
         canvas.text(beside, top, weak, size=7.5, color=canvas.look.muted)
         _column(canvas, [step for step in steps if step.name in names], (x, wide - 24), top + 12)
 

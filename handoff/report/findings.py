@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from .info import RunInfo, ScenarioInfo
 from .strip import Strip, StripRow
-from .totals import Total
+from .totals import Total, compared
 from .words import count, join, number_word, percent, plural, span_of
 
 if TYPE_CHECKING:
@@ -46,31 +46,33 @@ _SMALL_GAP = 0.005
 def answer(rows: Sequence[Total], name: str = "") -> str:
     """The first sentence of every output: what had been computed before, what was saved."""
     head = f"{name}: " if name else ""
-    rows = [row for row in rows if row.prompt]
-    if not rows:
+    whole = compared(rows)
+    if not whole:
         return _sentence(f"{head}no request finished, so there is nothing to compare.")
-    whole = _counts([row.prompt for row in rows])
-    if not any(row.shared for row in rows):
+    tokens = count(whole[0].prompt)
+    if not any(row.shared for row in whole):
         return _sentence(
-            f"{head}none of {whole} prompt tokens had been computed before; nothing to save."
+            f"{head}none of {tokens} prompt tokens had been computed before; nothing to save."
         )
-    shared = _range([row.shared_ratio for row in rows])
-    return f"{head}{shared} % of {whole} prompt tokens had been computed before; {_saving(rows)}."
+    shared = _range([row.shared_ratio for row in whole])
+    saving = _saving(whole, fewer=len(whole) < len(rows))
+    return f"{head}{shared} % of {tokens} prompt tokens had been computed before; {saving}."
 
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if ": " not in text else text
 
 
-def _saving(rows: Sequence[Total]) -> str:
+def _saving(rows: Sequence[Total], *, fewer: bool) -> str:
     saved = _range([row.saved_ratio for row in rows])
     if not any(row.saved_flops for row in rows):
         return "no prefill compute is saved"
     if len(rows) == 1:
-        who = f"{rows[0].label} saves"
+        who = rows[0].label + (", which alone served every request, saves" if fewer else " saves")
     else:
         distinct = len({row.adapter for row in rows}) == len(rows)
-        who = f"the {number_word(len(rows))} {'frameworks' if distinct else 'rows'} save"
+        who = f"the {number_word(len(rows))} {'frameworks' if distinct else 'rows'}"
+        who += " that served every request save" if fewer else " save"
     return f"{who} {saved} % of the prefill compute"
 
 
@@ -89,7 +91,7 @@ def _counts(values: Sequence[int]) -> str:
 
 def gap(rows: Sequence[Total]) -> str:
     """The row whose hit and saved ratio differ most, and why."""
-    known = [row for row in rows if row.gap is not None and row.hit]
+    known = [row for row in compared(rows) if row.gap is not None and row.hit]
     if not known:
         return "No row has a hit."
     row = max(known, key=lambda each: abs(each.gap or 0.0))
@@ -120,11 +122,15 @@ def _cause(row: Total) -> str:
 
 def window(rows: Sequence[Total], info: RunInfo, scenario: ScenarioInfo | None = None) -> str:
     """What the rates of a table count: requests, prompt tokens, pool, model, seed."""
-    requests = _counts([row.requests for row in rows])
-    if info.window == "all requests":
-        head = "1 request" if requests == "1" else f"All {requests} requests"
-    else:
+    served = _counts([row.requests for row in rows])
+    sent = max(row.requests + row.refused + row.aborted for row in rows)
+    requests = served if served == count(sent) else f"{served} of {count(sent)}"
+    if info.window != "all requests":
         head = f"{info.window[:1].upper()}{info.window[1:]}: {requests} requests"
+    elif requests == served:
+        head = "1 request" if sent == 1 else f"All {requests} requests"
+    else:
+        head = f"{requests} requests"
     prompts = _counts([row.prompt for row in rows])
     parts = [head, f"{prompts} prompt tokens", pools(rows, info, scenario)]
     if info.model:
@@ -158,8 +164,11 @@ def refusals(rows: Sequence[Total]) -> str:
         verbs = (("refused", row.refused), ("aborted", row.aborted))
         out = [f"{verb} {count(number)}" for verb, number in verbs if number]
         if out:
-            parts.append(f"{row.label} {join(out)} (its rates count the other {row.requests:,})")
-    text = f"Not counted: {'; '.join(parts)}. " if parts else ""
+            why = f", the first: {row.why}" if row.why else ""
+            parts.append(
+                f"{row.label} {join(out)}{why} (its rates count the other {row.requests:,})"
+            )
+    text = f"* Not every request is counted: {'; '.join(parts)}. " if parts else ""
     again = [
         f"{row.label} {plural(row.again, 'time')} ({row.recomputed:,} tokens computed again)"
         for row in rows
@@ -253,14 +262,16 @@ def evidence_note(rows: Sequence[StripRow]) -> str:
 
 def waterfall_title(rows: Sequence[Total]) -> str:
     """``From shared prefix to saved compute: 96.1 % becomes 64.0 to 81.0 %``."""
-    shared = _range([row.shared_ratio for row in rows])
-    saved = _range([row.saved_ratio for row in rows])
+    whole = compared(rows)
+    shared = _range([row.shared_ratio for row in whole])
+    saved = _range([row.saved_ratio for row in whole])
     return f"From shared prefix to saved compute: {shared} % becomes {saved} %"
 
 
 def ratio_title(rows: Sequence[Total], below: int, above: int) -> str:
     """What the scatter of hit against saved shows; ``below`` and ``above`` count the outliers."""
-    hits, saved = _range([r.hit_ratio for r in rows]), _range([r.saved_ratio for r in rows])
+    whole = compared(rows)
+    hits, saved = _range([r.hit_ratio for r in whole]), _range([r.saved_ratio for r in whole])
     head = f"{hits} % hit, {saved} % saved"
     if below and above:
         return f"{head}; {count(below)} below and {count(above)} above the band"

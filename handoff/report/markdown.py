@@ -10,7 +10,7 @@ from .grids import Grid
 from .strip import Strip
 from .svg import fall_words
 from .tables import legend, losses, strip_lines
-from .totals import Total
+from .totals import Total, starred
 from .words import count, percent, points, seconds
 
 __all__ = ["markdown"]
@@ -82,9 +82,10 @@ def _answer(part: Part, level: str) -> list[str]:
 
 def _rows(rows: Sequence[Total]) -> list[str]:
     head = ("", "hit %", "saved %", "gap", "hit tokens", "lost, % of prompt tokens")
+    names = starred(rows)
     cells = [
         (
-            f"**{row.label}** {row.upstream}",
+            f"**{names[row.run]}** {row.upstream}",
             percent(row.hit_ratio),
             percent(row.saved_ratio),
             points(row.gap),
@@ -125,7 +126,8 @@ def _waterfall(content: Content) -> list[str]:
             bold = content.falls[0][1][at].kind == "total"
             rows.append([f"**{name}**" if bold else name, *cells])
     head = ["% of prompt tokens (last two rows: of cold FLOPs)"]
-    head += [row.label for row, _ in content.falls]
+    names_of = starred(content.whole.rows)
+    head += [names_of[row.run] for row, _ in content.falls]
     return table(head, rows, frozenset(range(1, len(head))))
 
 

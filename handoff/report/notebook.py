@@ -16,7 +16,7 @@ from .info import RunInfo
 from .palette import CLASSES, FLAGS
 from .strip import Run, Strip, at_most
 from .tables import losses
-from .totals import Total
+from .totals import Total, starred
 from .words import count, percent, points, seconds
 
 __all__ = ["bar_html", "grid_html", "rows_html", "strip_html"]
@@ -96,9 +96,10 @@ def strip_html(one: Strip) -> Markup:
 def rows_html(rows: Sequence[Total], info: RunInfo, name: str = "") -> Markup:
     """The answer of a scenario or run: the sentence, what is counted, the table of rows."""
     head = ("", "hit %", "saved %", "gap", "hit tokens", "lost, % of prompt tokens")
+    names = starred(rows)
     lines = [
         (
-            row.label,
+            names[row.run],
             percent(row.hit_ratio),
             percent(row.saved_ratio),
             points(row.gap),
@@ -113,9 +114,9 @@ def rows_html(rows: Sequence[Total], info: RunInfo, name: str = "") -> Markup:
     table = _table((*head, "TTFT p50", "evidence"), lines, frozenset({1, 2, 3, 4, 6}))
     sentence = escape(findings.answer(rows, name))
     counted = escape(findings.window(rows, info, facts))
-    return Markup(
-        f'<div style="{_FONT}"><div><b>{sentence}</b></div><div>{counted}</div>{table}</div>'
-    )
+    note = escape(findings.refusals(rows))
+    above = f"<div><b>{sentence}</b></div><div>{counted}</div>"
+    return Markup(f'<div style="{_FONT}">{above}{table}<div>{note}</div></div>')
 
 
 def grid_html(grid: Grid) -> Markup:

@@ -24,6 +24,7 @@ from .info import RunInfo
 from .markdown import markdown
 from .palette import CLASSES, FLAGS
 from .tables import losses
+from .totals import starred
 from .words import count, percent, points
 
 __all__ = ["FORMATS", "FigureFile", "page", "write_report"]
@@ -76,6 +77,7 @@ def page(content: Content, figures: Mapping[str, FigureFile] | None = None) -> s
             fall_names=_fall_names(content),
             figure=_figures(figures or {}),
             losses=losses,
+            starred=starred,
             count=count,
             percent=percent,
             points=points,

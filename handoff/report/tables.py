@@ -18,7 +18,7 @@ from . import findings
 from .info import RunInfo
 from .palette import ASCII, CLASSES, FLAGS, dark_ink
 from .strip import Run, Strip, cells, median_request, strip
-from .totals import Total, common, scenario_names, totals
+from .totals import Total, common, scenario_names, starred, totals
 from .words import count, percent, plural, points, seconds
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _total(columns: Sequence[_Column]) -> int:
 
 def _columns(rows: Sequence[Total], *, ttft: bool, hits: bool, room: int) -> list[_Column]:
     columns = [
-        _Column("", tuple(row.label for row in rows), right=False),
+        _Column("", tuple(starred(rows).values()), right=False),
         _Column("hit %", tuple(percent(row.hit_ratio) for row in rows)),
         _Column("saved %", tuple(percent(row.saved_ratio) for row in rows)),
         _Column("gap", tuple(points(row.gap) for row in rows)),

@@ -8,7 +8,7 @@ numerator and denominator.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +25,7 @@ __all__ = [
     "Fall",
     "Total",
     "common",
+    "compared",
     "counted",
     "label",
     "marked",
@@ -32,6 +33,7 @@ __all__ = [
     "parse",
     "run_order",
     "scenario_names",
+    "starred",
     "totals",
     "waterfall",
 ]
@@ -75,6 +77,8 @@ class Total:
     ttft_s: float | None
     cold_ttft_s: float | None
     split: int
+    why: str
+    """Why the first refused request was refused."""
 
     @property
     def label(self) -> str:
@@ -260,7 +264,20 @@ def _total(entries: pd.DataFrame) -> Total:
         ttft_s=median("ttft_s"),
         cold_ttft_s=median("cold_ttft_s"),
         split=int(done["lanes"].str.contains("unneeded|recomputed").sum()),
+        why=next((each.partition(": ")[2] for each in status if each.startswith("refused")), ""),
     )
+
+
+def compared(rows: Sequence[Total]) -> list[Total]:
+    """The rows that served every request: only their ratios have the same denominator."""
+    most = max((row.prompt for row in rows), default=0)
+    return [row for row in rows if row.prompt == most and most]
+
+
+def starred(rows: Sequence[Total]) -> dict[str, str]:
+    """What each row is called in a table: a star marks a row that served fewer requests."""
+    whole = {row.run for row in compared(rows)}
+    return {row.run: row.label if row.run in whole else f"{row.label} *" for row in rows}
 
 
 def waterfall(total: Total) -> list[Fall]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -103,6 +104,13 @@ def entry(
         lanes={name: runs_of(lane) for name, lane in (lanes or {}).items()},
         **(values | fields),
     )
+
+
+def refused(adapter: str, request: str, tokens: int, why: str, scenario: str = "chat") -> Entry:
+    """A request that a framework would not serve."""
+    served = entry(adapter, [("fresh", tokens)], request=request, scenario=scenario)
+    nothing = {"runs": (), "shared_tokens": 0, "computed_tokens": 0, "cold_flops": 0}
+    return replace(served, status=f"refused: {why}", spent_flops=0, **nothing)
 
 
 def frame(entries: Iterable[Entry]) -> pd.DataFrame:

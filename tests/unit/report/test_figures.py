@@ -2,6 +2,8 @@ from itertools import combinations
 
 import pandas as pd
 import pytest
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 from handoff.report.canvas import WIDTH, Picture, apart, nice_ticks, text_width
 from handoff.report.figure_blocks import block_map, tables_of
@@ -208,6 +210,17 @@ def test_long_tables_are_folded() -> None:
     picture = block_map(ledgers.frame(entries), "chat", "tensorrt_llm", "r2")  # type: ignore[arg-type]
     assert_readable(picture)
     assert "111 blocks" in [box.text for box in picture.boxes]
+
+
+def test_texts_are_as_wide_as_they_are_measured(both: pd.DataFrame) -> None:
+    for text, size, bold in (("TensorRT-LLM", 9.5, True), ("1,867 to 2,048", 7.5, False)):
+        before = text_width(text, size, bold)
+        text_width.cache_clear()
+        strip_figure(both).png()  # drawing must not change the measure
+        assert text_width(text, size, bold) == before
+        font = FontProperties(family="DejaVu Sans", weight="bold" if bold else "normal")
+        drawn = TextPath((0, 0), text, size=size, prop=font).get_extents().x1
+        assert before == pytest.approx(drawn, rel=0.04)
 
 
 def test_helpers_of_the_sheet() -> None:

@@ -3,7 +3,7 @@ import pandas as pd
 from handoff.report import findings
 from handoff.report.info import RowInfo, RunInfo, ScenarioInfo, Truth
 from handoff.report.strip import strip
-from handoff.report.totals import totals
+from handoff.report.totals import starred, totals
 
 from . import ledgers
 
@@ -82,6 +82,32 @@ def test_different_pools_are_named_row_by_row(chat: pd.DataFrame) -> None:
     assert words == "pools: vLLM 9 blocks; SGLang 80 slots"
 
 
+def test_rows_that_refused_requests_are_starred_and_not_compared() -> None:
+    refused = ledgers.refused("tensorrt_llm", "huge", 9000, "longer than the pool")
+    entries = [
+        *(
+            ledgers.entry(a, [("reused", 10), ("fresh", 90)], request="s")
+            for a in ledgers.FRAMEWORKS
+        ),
+        *(
+            ledgers.entry(a, [("fresh", 9000)], request="huge")
+            for a in ledgers.FRAMEWORKS
+            if a != "tensorrt_llm"
+        ),
+        refused,
+    ]
+    rows = totals(ledgers.frame(entries))
+    assert "0.1 % of 9,100 prompt tokens" in findings.answer(rows)
+    assert "the four frameworks that served every request save" in findings.answer(rows)
+    assert list(starred(rows).values())[3] == "TensorRT-LLM *"
+    assert findings.window(rows, ledgers.info()).startswith("1 to 2 of 2 requests, 100 to 9,100 ")
+    assert findings.refusals(rows) == (
+        "* Not every request is counted: TensorRT-LLM refused 1, the first: longer than the pool"
+        " (its rates count the other 1)."
+    )
+    assert "TensorRT-LLM" not in findings.gap(rows)
+
+
 def test_what_is_not_counted_is_said() -> None:
     entries = [
         ledgers.entry("vllm", [("fresh", 50)]),
@@ -89,7 +115,7 @@ def test_what_is_not_counted_is_said() -> None:
         ledgers.entry("vllm", [("fresh", 50)], request="r", attempt=1, recomputed_tokens=27),
     ]
     assert findings.refusals(totals(ledgers.frame(entries))) == (
-        "Not counted: vLLM aborted 1 (its rates count the other 1)."
+        "* Not every request is counted: vLLM aborted 1 (its rates count the other 1)."
         " Re-admitted after preemption: vLLM 1 time (27 tokens computed again)."
     )
     assert findings.refusals(totals(ledgers.frame(ledgers.chat()))) == ""

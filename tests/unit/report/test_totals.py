@@ -18,11 +18,9 @@ def test_sums_are_those_of_the_counted_entries(chat: pd.DataFrame) -> None:
 
 
 def test_refusals_aborts_and_second_attempts_stay_out_of_ratios() -> None:
-    refused = ledgers.entry("vllm", [("fresh", 9000)], request="huge")
-    fields = {"runs": (), "status": "refused: longer than the pool", "cold_flops": 0}
     entries = [
         *ledgers.chat(),
-        type(refused)(**(kept(refused) | fields)),
+        ledgers.refused("vllm", "huge", 9000, "longer than the pool"),
         ledgers.entry("vllm", [("fresh", 50)], request="gone", status="aborted"),
         ledgers.entry(
             "vllm", [("reused", 10), ("fresh", 40)], request="back", attempt=1, recomputed_tokens=40
@@ -32,12 +30,7 @@ def test_refusals_aborts_and_second_attempts_stay_out_of_ratios() -> None:
     assert (row.requests, row.refused, row.aborted, row.again) == (2, 1, 1, 1)
     assert row.prompt == 4048
     assert row.recomputed == 40
-
-
-def kept(entry: object) -> dict[str, object]:
-    from dataclasses import fields
-
-    return {f.name: getattr(entry, f.name) for f in fields(entry) if f.init}  # type: ignore[arg-type]
+    assert row.why == "longer than the pool"
 
 
 def test_flops_are_exact_beyond_64_bits() -> None:
