@@ -19,7 +19,7 @@ from .journal import Fact
 from .options import from_recorded
 from .recorded import EVIDENCE, SALTS, Notation
 from .request import LlmRequest
-from .window import WindowSequence
+from .sequence import WindowSequence
 
 __all__ = ["replay"]
 

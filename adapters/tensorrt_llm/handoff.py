@@ -16,7 +16,7 @@ from .manager import Admission
 from .match import WindowMatch
 from .options import Options
 from .request import LlmRequest
-from .window import WindowSequence
+from .sequence import WindowSequence
 
 __all__ = ["answer", "probed"]
 

@@ -16,8 +16,9 @@ from .journal import Journal
 from .match import WindowMatch, look_up
 from .options import Options
 from .request import LlmRequest
+from .sequence import WindowSequence
 from .tree import ReuseTree
-from .window import WindowManager, WindowSequence
+from .window import WindowManager
 
 __all__ = ["Admission", "Admitted", "KVCacheManager"]
 

@@ -11,7 +11,7 @@ from handoff.adapters.tensorrt_llm.counters import counters
 from handoff.adapters.tensorrt_llm.engine import Engine
 from handoff.adapters.tensorrt_llm.manager import KVCacheManager
 from handoff.adapters.tensorrt_llm.options import Options
-from handoff.adapters.tensorrt_llm.window import WindowSequence
+from handoff.adapters.tensorrt_llm.sequence import WindowSequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
