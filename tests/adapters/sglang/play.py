@@ -1,4 +1,4 @@
-"""An SGLang engine with an environment, for tests: words, a loop, and the invariants of the pools."""
+"""An SGLang engine with an environment, for tests: words, a loop, invariants of the pools."""
 
 from __future__ import annotations
 

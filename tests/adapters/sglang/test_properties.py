@@ -58,7 +58,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "hicache_write_policy": "write_through_selective",
         "hicache_ratio": 0.6,
     },
-    "back": {"enable_hierarchical_cache": True, "hicache_write_policy": "write_back"},
+    "back": {
+        "enable_hierarchical_cache": True,
+        "hicache_write_policy": "write_back",
+        "hicache_ratio": 0.5,
+    },
+    "through_small": {"enable_hierarchical_cache": True, "hicache_ratio": 0.4},
     "host_windows": {
         "enable_hierarchical_cache": True,
         "attention": "swa",
@@ -104,7 +109,9 @@ def play_actions(options: dict[str, Any], actions: list[Any], *, checked: bool) 
             says = words(500 + which, outputs)
             texts.append(prompt + says)
             try:
-                play.submit(prompt, says=says, priority=which * 12, salt="s" if which == 3 else None)
+                play.submit(
+                    prompt, says=says, priority=which * 12, salt="s" if which == 3 else None
+                )
             except Refused:
                 continue
     play.run()
