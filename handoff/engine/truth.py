@@ -202,7 +202,8 @@ class TruthCheck:
             return
         table = row.of.tables[layer.group]
         low = max(row.visible(layer.group), row.stop - (layer.window or row.stop), 0)
-        text = [*row.of.content.tokens(low, row.start), *row.tokens.tokens()]
+        text = row.of.content.tokens(low, row.start) if low < row.start else []
+        text += row.tokens.tokens(max(0, low - row.start))
         rows = torch.arange(low, row.stop)
         inputs = normed(embed(run.model.weights, np.array(text)), run.spec.norm_eps)
         fresh = run.model.key_value(0, inputs, stage_of(rows, row.of.lora))

@@ -31,7 +31,7 @@ def seed(lora: str | None, salt: str | None = None) -> int:
 
 def words(tokens: NDArray[np.int64], start: int) -> Words:
     """One mixed word for each token of the positions from ``start`` on."""
-    positions = np.arange(start, start + len(tokens), dtype=np.uint64)
+    positions = np.arange(start + 1, start + 1 + len(tokens), dtype=np.uint64)
     word: Words = tokens.astype(np.uint64) * np.uint64(_TOKEN)
     word += positions * np.uint64(_POSITION)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(_FIRST)
@@ -42,7 +42,7 @@ def words(tokens: NDArray[np.int64], start: int) -> Words:
 
 def _word(token: int, position: int) -> int:
     """``words`` for one token without numpy: a decode row has just one."""
-    word = (token * _TOKEN + position * _POSITION) & _MASK
+    word = (token * _TOKEN + (position + 1) * _POSITION) & _MASK
     word = ((word ^ (word >> 30)) * _FIRST) & _MASK
     word = ((word ^ (word >> 27)) * _SECOND) & _MASK
     return word ^ (word >> 31)

@@ -167,10 +167,10 @@ class TagStore(TagOps):
             )
         names = self._names(of, last).of(first, last)
         cause = tags.taint[slots] & ~np.uint8(SHIFTED)
-        other = tags.name[slots] != names
-        if not other.any() and not cause.any():
-            return
         zero = label == ZERO
+        other = tags.name[slots] != names
+        if not (other.any() or cause.any() or zero.any()):
+            return
         cause[zero] |= _ZEROS
         for offset in np.flatnonzero(other & ~zero).tolist():
             cause[offset] |= self._why(tags, int(slots[offset]), int(names[offset]), of)

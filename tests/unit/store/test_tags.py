@@ -307,6 +307,18 @@ def test_lora_zeros_and_hidden_are_counted_by_cause() -> None:
     assert play.tags.taint["zeros"] == 3 and play.tags.num_tainted == 7
 
 
+def test_zeros_are_found_even_where_the_token_is_zero() -> None:
+    play, content = Play(FULL), Seq([0, 0, 0, 5])
+    play(
+        Open(0, "a", content),
+        Bind(0, "full", 0, (1,), True),
+        Zero("full", ((4, 1),)),
+        row(0, content, 1),
+        out={0: (7,)},
+    )
+    assert play.tags.taint == {"zeros": 3}
+
+
 def test_salts_count_where_they_are_given() -> None:
     for salts, taint in ((None, {}), ({"r0": "a", "r1": "b"}, {"salt": 2})):
         play, text = Play(FULL, salts=salts), prompt(10)
