@@ -243,6 +243,7 @@ def _gpu_times(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str
 
 
 def row_of(shape: Shape, times: dict[str, list[float]]) -> dict[str, Any]:
+    """One shape's figures: medians, GFLOP/s, and ratios taken pair by pair."""
     median = {name: statistics.median(each) for name, each in times.items()}
     ours = times["handoff"]
     flops = 4 * shape.dim * shape.heads * shape.pairs * shape.layers

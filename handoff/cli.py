@@ -173,13 +173,23 @@ def run_command(
     bad_lines: Annotated[
         str, typer.Option(help="Unreadable trace lines: stop, or skip (and count).")
     ] = "stop",
+    perfetto: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a Perfetto / Chrome trace.")
+    ] = None,
+    prometheus: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write counters as Prometheus text.")
+    ] = None,
+    day: Annotated[
+        str | None, typer.Option("--date", help="Date printed in the report; default: today.")
+    ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what an interrupted run finished in --out.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Serve scenarios or a trace with every adapter; tables, ledger and report."""
-    from .commands.run import RunPlan, execute_plan
+    from .commands.run import run_command as serve
+    from .session import RunPlan
 
     if bad_lines not in ("stop", "skip"):
         raise BadInput(f"--bad-lines is stop or skip, not {bad_lines!r}")
@@ -197,8 +207,9 @@ def run_command(
         skip_bad=bad_lines == "skip",
         resume=resume,
         command=_command_line(),
+        today=day,
     )
-    raise typer.Exit(execute_plan(plan, as_json=as_json))
+    raise typer.Exit(serve(plan, perfetto=perfetto, prometheus=prometheus, as_json=as_json))
 
 
 @app.command()

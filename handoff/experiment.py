@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .adapter import Adapter, Cites, Counts, Engine, Options, load, make_options
 from .errors import BadInput, HandoffError
@@ -20,12 +20,16 @@ from .ledger.entries import Entry
 from .ledger.roofline import device as find_device
 from .model.presets import load_model
 from .report.info import Expectation, RowInfo, Tags, Truth
+from .report.steplog import StepLog
 from .runner import RunOutcome, Sink, run
 from .store.tags import TagStore
 from .types.checks import StepChecker
 from .workload.arrivals import Arrival
 from .workload.scenario import Expectation as Expected
 from .workload.scenario import Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["POOL_TOKENS", "RowSpec", "Stream", "Work", "rows_of", "run_row", "stream_of"]
 
@@ -65,6 +69,7 @@ class Work:
     expectations: list[Expectation]
     seconds: float
     engine: Engine
+    steps: pd.DataFrame | None = None
 
 
 def stream_of(scenario: Scenario) -> Stream:
@@ -133,6 +138,7 @@ def run_row(
     seed: int = 0,
     model: str = "llama-3.1-8b",
     device: str = "H200",
+    log_steps: bool = False,
     on_finish: Callable[[str, float], None] | None = None,
     dtype: str = "float32",
 ) -> Work:
@@ -160,6 +166,9 @@ def run_row(
     sinks: list[Sink] = [StepChecker(engine.layout), accountant]
     if tags is not None:
         sinks.insert(1, tags)
+    log = StepLog(spec.label, stream.name) if log_steps else None
+    if log is not None:
+        sinks.append(log)
     truth = None
     if execute:
         from .engine.truth import TruthCheck
@@ -189,7 +198,15 @@ def run_row(
     )
     kept = expectations(spec, adapter.name, stream, entries)
     return Work(
-        spec, stream.name, entries, outcome, info, kept, time.perf_counter() - began, engine
+        spec,
+        stream.name,
+        entries,
+        outcome,
+        info,
+        kept,
+        time.perf_counter() - began,
+        engine,
+        log.to_pandas() if log is not None else None,
     )
 
 

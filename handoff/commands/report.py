@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from handoff.errors import BadInput
 from handoff.experiment import merge_info
@@ -12,6 +13,9 @@ from handoff.lines import read_json
 from handoff.report.info import RunInfo
 
 from .progress import say
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["report_command"]
 
@@ -25,7 +29,9 @@ def report_command(paths: Sequence[Path], formats: Sequence[str], out: Path) -> 
         raise BadInput(f"--format {wrong[0]}: give {' or '.join(FORMATS)}, or both")
     ledger = Ledger(entry for path in paths for entry in read_ledger(path))
     infos = [_read_info(path.with_name("run.json")) for path in paths]
-    written = write_report(ledger.to_pandas(), _joined(infos), out, tuple(formats))
+    steps = _steps([path.with_name("steps.parquet") for path in paths])
+    frame, info = ledger.to_pandas(), _joined(infos)
+    written = write_report(frame, info, out, tuple(formats), steps=steps)
     say(f"Wrote {', '.join(str(path) for path in written)}")
 
 
@@ -53,3 +59,11 @@ def _joined(infos: Sequence[RunInfo]) -> RunInfo:
             "executed": any(info.executed for info in infos),
         }
     )
+
+
+def _steps(paths: Sequence[Path]) -> pd.DataFrame | None:
+    """The Step logs beside the ledgers, one after the other."""
+    import pandas as pd
+
+    found = [pd.read_parquet(path) for path in paths if path.exists()]
+    return pd.concat(found, ignore_index=True) if found else None
