@@ -376,7 +376,7 @@ def test_rule_6_admission_leaves_room_for_the_outputs() -> None:
 
 # -- 7 windows -------------------------------------------------------------------------------
 
-SWA = {"attention": "swa", "sliding_window_size": 8}
+SWA: dict[str, Any] = {"attention": "swa", "sliding_window_size": 8}
 
 
 def test_rule_7_window_kv_before_the_last_window_is_not_stored() -> None:
