@@ -190,7 +190,11 @@ def run_row(
     entries = accountant.finish()
     info = RowInfo(
         run=spec.label,
-        pool=", ".join(f"{name} {value:,}" for name, value in budget.items() if _is_count(value)),
+        pool=", ".join(
+            f"{name} {value:,}"
+            for name, value in {n: getattr(options, n) for n in budget}.items()
+            if _is_count(value)
+        ),
         pool_tokens=tokens,
         left_out=dict(adapter.left_out),
         truth=truth.verdict() if truth is not None else None,
