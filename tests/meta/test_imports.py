@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "conformance.recording": FOUNDATION | PLUGIN,
     "adapters": FOUNDATION | PLUGIN,
     "kernels": FOUNDATION | {"kernels"},
-    "store.pages": FOUNDATION | {"kernels", "model.spec"},
+    "store.pages": FOUNDATION | {"kernels", "model.spec", "store.states"},
     "store.states": FOUNDATION | {"kernels", "model.spec"},
     "model": FOUNDATION | {"model", "kernels", "store"},
     "model.transformer": FOUNDATION | {"model", "kernels", "store", "engine.plan"},
