@@ -157,7 +157,8 @@ class DeepInferEngine(Rank):
         """Schedule one step whatever there is to do."""
         batch = self.scheduler.schedule()
         for seq in batch.ignored:
-            self._ended(seq, "refuse" if seq.status is Status.FINISHED_IGNORED else "finish")
+            given_up = seq.status in (Status.FINISHED_IGNORED, Status.FINISHED_PREEMPTED)
+            self._ended(seq, "refuse" if given_up else "finish")
             self.outside.released(self, seq)
         for seq in batch.finished:
             self.release(seq)
@@ -237,6 +238,10 @@ class DeepInferEngine(Rank):
                 self._prefilled(scheduled, answer)
             elif scheduled.seq.seq == number:
                 self._decoded(scheduled, answer)
+            elif not scheduled.seq.status.finished:
+                # Preempted meanwhile: upstream skips the result (RULES 8). Tokens that the
+                # environment delivered all the same are the request's, without any KV.
+                self._append(scheduled.seq, answer.tokens)
         if flight.batch.kind == "decode" and result.forward_s and flight.batch.rows:
             self.measured(flight.batch, result.forward_s * 1e3, result.sample_s * 1e3)
 
@@ -251,7 +256,8 @@ class DeepInferEngine(Rank):
             self.scheduler.waiting.appendleft(seq)
             return
         seq.drafts = self.scheduler.padding
-        self._append(seq, answer.tokens)
+        if not self._append(seq, answer.tokens):  # no output was wanted
+            seq.finish(Status.FINISHED_STOPPED)
         self.scheduler.running.append(seq)
 
     def _decoded(self, scheduled: Scheduled, answer: RowResult) -> None:
@@ -276,8 +282,6 @@ class DeepInferEngine(Rank):
             if seq.length > self.options.max_model_len:
                 seq.finish(Status.FINISHED_LENGTH_CAPPED)
                 return count
-        if not tokens:  # nothing was wanted
-            seq.finish(Status.FINISHED_STOPPED)
         return len(tokens)
 
     # -- the rest of the protocol -----------------------------------------------------------
