@@ -117,6 +117,8 @@ class Table:
         """Slots of the positions ``[start, stop)``; NULL in holes."""
         if stop <= start:
             return np.empty(0, np.int64)
+        if stop - start == 1:
+            return np.array([self.slot(start)], np.int64)
         size = self.block_size
         blocks = self.blocks(start, stop)
         if size == 1:

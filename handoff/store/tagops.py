@@ -252,7 +252,10 @@ class TagOps(InOrder):
         home = self.layout.groups[at].pool
         if pool is not None and pool != home:
             return
-        shared = self.tables.held[home][slots // tags.size] > 1
+        held = self.tables.held[home]
+        if len(slots) == 1 and held[int(slots[0]) // tags.size] <= 1:
+            return
+        shared = held[slots // tags.size] > 1
         if not shared.any():
             return
         old = tags.label[slots]

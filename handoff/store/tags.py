@@ -24,7 +24,7 @@ from .faults import TagFault
 from .names import Words
 from .slots import SHIFTED, VOID, ZERO, Slots
 from .tables import Ints, Sequence, Settled, Table, expand
-from .tagops import TagOps
+from .tagops import Reading, TagOps
 
 __all__ = ["CAUSES", "TagFault", "TagStore"]
 
@@ -40,6 +40,31 @@ CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden", "salt")
   where ``salts`` are given.
 """
 _TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN, _SALT = (1 << at for at in range(7))
+
+
+_NOWHERE: Ints = np.empty(0, np.int64)
+
+
+class _Pass:
+    """One row on its way through a Step; ``spans`` as ``TagStore._span`` gives them."""
+
+    __slots__ = ("causes", "names", "reading", "row", "slots", "spans", "state")
+
+    def __init__(
+        self,
+        row: Settled,
+        reading: Reading,
+        names: Words,
+        spans: dict[int, tuple[int, int, int]],
+    ) -> None:
+        self.row = row
+        self.reading = reading
+        self.names = names
+        self.spans = spans
+        self.causes: dict[int, int] = {}
+        """What ring groups read before anything was written."""
+        self.slots: dict[int, Ints] = {}
+        self.state = 0
 
 
 class TagStore(TagOps):
@@ -67,6 +92,10 @@ class TagStore(TagOps):
         """Causes of taint of the last Step's rows, by sequence; clean rows are absent."""
         self.num_tokens = self.num_tainted = 0
         self._stages = [_stages_of(layout, group) for group in layout.groups]
+        groups = list(enumerate(layout.groups))
+        self._kv = [at for at, group in groups if group.kind == "kv"]
+        self._rings = [at for at, group in groups if group.ring]
+        self._states = len(self._kv) < len(groups)
 
     def tainted(self, seq: int, stop: int) -> int:
         """Positions below ``stop`` that an open sequence sees tainted, in whatever group."""
@@ -88,17 +117,22 @@ class TagStore(TagOps):
             if handoff.seq in self._reading:
                 self._reading[handoff.seq].cold = handoff.cold
         rows = self.rows = [self.tables.settle(step, row) for row in step.rows]
-        names = [self._row_names(row) for row in rows]
-        groups = list(enumerate(self.layout.groups))
-        staged = [{at: self._read(row, at) for at, group in groups if group.ring} for row in rows]
-        loads = [self._load_states(row) for row in rows]
-        written = [
-            {at: self._write(row, at, name) for at, group in groups if group.kind == "kv"}
-            for row, name in zip(rows, names)
-        ]
-        for row, name, rings, wrote, state in zip(rows, names, staged, written, loads):
-            self._finish(row, name, rings, wrote, state)
-            self.tables.remember(row)
+        passes = [self._pass(row) for row in rows]
+        for each in passes:
+            for at in self._rings:
+                each.causes[at] = self._read(each, at)
+            each.state = self._load_states(each.row) if self._states else 0
+        for each in passes:
+            for at in self._kv:
+                each.slots[at] = self._write(each, at)
+        for each in passes:
+            self._finish(each)
+            self.tables.remember(each.row)
+
+    def _pass(self, row: Settled) -> _Pass:
+        reading = self._reading[row.of.seq]
+        spans = {at: self._span(row, at) for at in self._kv}
+        return _Pass(row, reading, self._row_names(row), spans)
 
     def _row_names(self, row: Settled) -> Words:
         """Names of the row's positions; drafts get those of the text they would make."""
@@ -120,10 +154,10 @@ class TagStore(TagOps):
         write = max(row.write(at), row.compute(owns))
         return max(first, 0), min(write, row.stop), computed
 
-    def _read(self, row: Settled, at: int) -> int:
+    def _read(self, each: _Pass, at: int) -> int:
         """Test what the row sees of older content; returns the causes of taint in it."""
-        first, write, computed = self._span(row, at)
-        reader = self._reading[row.of.seq].readers[at]
+        row, reader = each.row, each.reading.readers[at]
+        first, write, computed = each.spans[at]
         tags = self._tags(at)
         table = row.of.tables[at]
         if reader.epoch != tags.epoch:
@@ -133,7 +167,8 @@ class TagStore(TagOps):
             reader.epoch = tags.epoch
         if self.every:
             reader.reset()
-        reader.keep(reader.first, write)
+        if write < reader.last:
+            reader.keep(reader.first, write)
         if computed >= row.stop or first >= write:
             return 0
         start = reader.last if reader.first <= first <= reader.last else first
@@ -190,15 +225,18 @@ class TagStore(TagOps):
             return _TEXT
         return _SALT if self._loras[bare] == of.lora else _LORA
 
-    def _write(self, row: Settled, at: int, names: Words) -> Ints:
+    def _write(self, each: _Pass, at: int) -> Ints:
         """Tag what the row stores in a KV group; returns its slots."""
+        row = each.row
         group = self.layout.groups[at]
-        first, write, computed = self._span(row, at)
+        first, write, computed = each.spans[at]
         if group.ring:
             write = max(write, row.stop - group.columns * group.block_size)
         if write >= row.stop:
-            return np.empty(0, np.int64)
+            return _NOWHERE
         slots = row.of.tables[at].slots(write, row.stop)
+        label = np.arange(write + 1, row.stop + 1, dtype=np.int32)
+        text = each.names[write - row.start :]
         filled = slots >= 0
         if not filled.all():
             seen = max(first, write) - write
@@ -207,41 +245,34 @@ class TagStore(TagOps):
                 raise self._fault(
                     "hole", "the row sees a position it cannot store", row.of, at, position=hole
                 )
-            slots = slots[filled]
+            slots, label, text = slots[filled], label[filled], text[filled]
         tags = self._tags(at)
-        label = np.arange(write + 1, row.stop + 1, dtype=np.int32)[filled]
-        text = names[write - row.start :][filled]
         self._guard(at, None, tags, slots, label, text, row.of)
         tags.label[slots] = label
         tags.name[slots] = text
         return slots
 
-    def _finish(
-        self,
-        row: Settled,
-        names: Words,
-        rings: dict[int, int],
-        wrote: dict[int, Ints],
-        states: int,
-    ) -> None:
+    def _finish(self, each: _Pass) -> None:
         """Paged reads, saves, and the row's taint on all it wrote."""
+        row = each.row
         stages = [0] * self.layout.num_stages
-        stages[0] |= states
-        for at, group in enumerate(self.layout.groups):
-            if group.kind == "kv":
-                cause = rings[at] if group.ring else self._read(row, at)
-                stages[self._stages[at][0]] |= cause | self._hidden(row, at)
+        stages[0] |= each.state
+        for at in self._kv:
+            cause = each.causes[at] if at in each.causes else self._read(each, at)
+            if row.spans is not None:
+                cause |= self._hidden(row, at)
+            stages[self._stages[at][0]] |= cause
         for stage in range(1, len(stages)):
             stages[stage] |= stages[stage - 1]
         self._count(row, stages)
-        for at, slots in wrote.items():
-            cause = stages[self._stages[at][1]]
-            self._taint(row, at, slots, cause)
-        self._save_states(row, names, stages[0])
+        for at in self._kv:
+            self._taint(each, at, stages[self._stages[at][1]])
+        if row.states:
+            self._save_states(row, each.names, stages[0])
 
-    def _taint(self, row: Settled, at: int, slots: Ints, cause: int) -> None:
+    def _taint(self, each: _Pass, at: int, cause: int) -> None:
         """Mark the written slots, and take them over as verified."""
-        tags = self._tags(at)
+        tags, slots = self._tags(at), each.slots[at]
         if len(slots):
             changed = tags.taint[slots] != cause
             if changed.any():
@@ -250,8 +281,8 @@ class TagStore(TagOps):
                 shared = slots[changed & (home[slots // tags.size] > 1)]
                 if len(shared):
                     tags.touch(shared)
-        first, write, computed = self._span(row, at)
-        reader = self._reading[row.of.seq].readers[at]
+        row, reader = each.row, each.reading.readers[at]
+        first, write, computed = each.spans[at]
         group = self.layout.groups[at]
         if computed < row.stop and write < row.stop:
             if not reader.first <= first <= reader.last:
@@ -261,12 +292,12 @@ class TagStore(TagOps):
                 reader.note(write, row.stop, cause)
             if group.ring:
                 reader.keep(row.stop - group.columns * group.block_size, row.stop)
-        # an accepted draft is tested against the sequence when it is next seen
-        reader.keep(reader.first, len(row.of.content))
+        if row.drafts:  # an accepted one is tested against the sequence when it is next seen
+            reader.keep(reader.first, len(row.of.content))
 
     def _hidden(self, row: Settled, at: int) -> int:
         """Does the row see less than the cold rule shows?"""
-        if row.spans is None or not row.visible(at):
+        if not row.visible(at):
             return 0
         group = self.layout.groups[at]
         computed = row.compute(self._stages[at][0])

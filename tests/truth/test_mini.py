@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from handoff.engine.truth import TruthCheck
 from handoff.index.spans import Seq
 from handoff.runner import RunOutcome, run
+from handoff.store.tags import TagStore
 from handoff.types import Request
 from handoff.types.checks import StepChecker
 from handoff.workload.arrivals import Arrival, When
@@ -44,9 +45,12 @@ def arrivals(shared: int, tails: list[int], outputs: int, lora: bool = False) ->
 def play(
     engine: RingEngine, stream: list[Arrival], acceptance: float
 ) -> tuple[TruthCheck, RunOutcome]:
-    truth = TruthCheck(engine.layout, dtype="float64")
-    outcome = run(engine, stream, sinks=[StepChecker(engine.layout), truth], acceptance=acceptance)
+    truth, slow = TruthCheck(engine.layout, dtype="float64"), TagStore(engine.layout, every=True)
+    sinks = [StepChecker(engine.layout), truth, slow]
+    outcome = run(engine, stream, sinks=sinks, acceptance=acceptance)
     truth.finish()
+    assert truth.tags is not None  # testing every visible slot of every row finds nothing more
+    assert (slow.taint, slow.num_tokens) == (truth.tags.taint, truth.tags.num_tokens)
     return truth, outcome
 
 
