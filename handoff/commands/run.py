@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from handoff.errors import BadInput
+from handoff.saved import save, write_file
 from handoff.session import Result, RunPlan, execute, forget_parts
 
 from .progress import say
@@ -45,35 +44,16 @@ def run_command(
 
 def _write(found: Result, out: Path, perfetto: Path | None, prometheus: Path | None) -> list[Path]:
     """Ledger, facts, report and exports; ``BadInput`` names what cannot be written."""
-    from handoff.report.page import write_report
-
     frame = found.ledger.to_pandas()
-
-    def keep(path: Path, write: Callable[[], object]) -> Path:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write()
-        except OSError as error:
-            raise BadInput(f"cannot be written: {error.strerror or error}", file=path) from None
-        return path
-
-    ledger = out / "ledger.parquet"
-    keep(ledger, lambda: found.ledger.write_parquet(ledger))
-    facts = out / "run.json"
-    keep(facts, lambda: facts.write_text(found.info.model_dump_json(indent=2)))
-    if found.steps is not None:
-        steps, log = found.steps, out / "steps.parquet"
-        keep(log, lambda: steps.to_parquet(log, index=False))
-    keep(out / "index.html", lambda: write_report(frame, found.info, out, steps=found.steps))
-    paths = [out / "index.html", out / "report.md", ledger]
+    paths = save(found, out)
     if perfetto is not None:
         from handoff.report.perfetto import write_perfetto
 
-        paths.append(keep(perfetto, lambda: write_perfetto(perfetto, frame, found.steps)))
+        paths.append(write_file(perfetto, lambda: write_perfetto(perfetto, frame, found.steps)))
     if prometheus is not None:
         from handoff.report.prometheus import prometheus as exported
 
-        paths.append(keep(prometheus, lambda: prometheus.write_text(exported(frame))))
+        paths.append(write_file(prometheus, lambda: prometheus.write_text(exported(frame))))
     return paths
 
 
