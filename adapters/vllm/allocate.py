@@ -317,8 +317,7 @@ class KVCache:
     def free(self, state: RequestState) -> None:
         """Give back all blocks: group by group, each table from its end (RULES 4)."""
         for table in state.tables:
-            table.reverse()
-            self.pool.free([block for block in table if block != NULL_BLOCK])
+            self.pool.free([block for block in reversed(table) if block != NULL_BLOCK])
         if state.seq >= 0:
             self.out.ops.append(Close(state.seq))
         state.seq = -1

@@ -67,12 +67,7 @@ class BlockPool:
 
     def touch(self, ids: Iterable[int]) -> None:
         """One more holder for each block; idle ones leave the queue, wherever they stand."""
-        counts, holders, queue = self.holders.counts, self.holders, self.queue
-        for block in ids:
-            if block != NULL_BLOCK:
-                if not counts[block]:
-                    queue.remove(block)
-                holders.share(block)
+        self.queue.remove_many(self.holders.share_many([b for b in ids if b != NULL_BLOCK]))
 
     def free(self, ids: Sequence[int]) -> None:
         """One holder less for each block, in order.

@@ -85,6 +85,17 @@ class LinkedQueue:
         self._size -= count
         return ids
 
+    def remove_many(self, ids: Sequence[int]) -> None:
+        """Unlink ids wherever they stand."""
+        followers, leaders = self._next, self._prev
+        for ident in ids:
+            before, after = leaders[ident], followers[ident]
+            assert after != _OUT, f"{ident} is not in the queue"
+            followers[before] = after
+            leaders[after] = before
+            followers[ident] = leaders[ident] = _OUT
+        self._size -= len(ids)
+
     def push_back_many(self, ids: Sequence[int]) -> None:
         """Link ids behind the last one, in their order."""
         self._link_many(ids, self._prev[-1], len(self._next) - 1)

@@ -59,15 +59,26 @@ class BlockPool:
             number += 1
         self.num_held += number
 
+    def share_many(self, blocks: Iterable[int]) -> list[int]:
+        """``share`` for each; those that were idle before, in order."""
+        counts = self.counts
+        idle = []
+        for block in blocks:
+            if not counts[block]:
+                idle.append(block)
+            counts[block] += 1
+        self.num_held += len(idle)
+        return idle
+
     def drop_many(self, blocks: Iterable[int]) -> list[int]:
         """``drop`` for each; those that lost their last holder, in order."""
         counts = self.counts
         idle = []
         for block in blocks:
-            count = counts[block] - 1
-            assert count >= 0, f"block {block} has no holder"
-            counts[block] = count
-            if not count:
+            count = counts[block] = counts[block] - 1
+            if count:
+                assert count > 0, f"block {block} has no holder"
+            else:
                 idle.append(block)
         self.num_held -= len(idle)
         return idle
