@@ -30,14 +30,20 @@ def verify_command(
     seed: int,
     as_json: bool,
 ) -> int:
-    """Truth test and planted faults; 0 if everything agrees and every fault is caught."""
+    """Truth test and planted faults; 0 if everything agrees and every fault is caught.
+
+    Without names: all built-in scenarios, and the streams that bring every mechanism about.
+    """
     if dtype not in ("float32", "float64"):
         raise BadInput(f"--dtype is float32 or float64, not {dtype}")
     streams = [stream_of(load_scenario(name)) for name in names or builtin()]
     import torch
 
+    from handoff.engine.stress import stress_streams
     from handoff.verify import verify
 
+    if not names:
+        streams += stress_streams()
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: there is no CUDA device here")
     if device not in ("cpu", "cuda"):
