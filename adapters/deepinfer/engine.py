@@ -134,7 +134,7 @@ class DeepInferEngine(Rank):
         if not self.scheduler.unfinished or self._idle > self.options.prefill_interval:
             return None
         step = self.run_step()
-        moved = step.rows or step.ops or step.events or len(flying) > 1
+        moved = step.ops or step.events or any(flight.batch.rows for flight in flying)
         self._idle = 0 if moved else self._idle + 1
         return step
 
