@@ -13,6 +13,7 @@ from .lookup import Found
 from .node import Node
 from .options import Options
 from .req import Req
+from .window import replay_len
 
 __all__ = ["Adder", "Verdict"]
 
@@ -157,7 +158,15 @@ class Adder:
         if not whole:
             self.chunked = req
         self._charge(length, self._clip(req.max_new) if whole else 0)
+        if self._options.enable_encoder_swa_bounded_replay:
+            self._charge_replay(replay_len(hit))
         return self._state()
+
+    def _charge_replay(self, rows: int) -> None:
+        """Cached tokens that run again cost compute, not KV (rule 7, "Encoder SWA replay")."""
+        self._input_left -= rows
+        if self._chunk_left is not None:
+            self._chunk_left -= rows
 
     def _admit(self, req: Req, start: int, length: int) -> None:
         req.start, req.stop = start, start + length

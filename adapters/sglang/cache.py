@@ -14,7 +14,7 @@ from handoff.types import NULL, Bind, Copy, Cut, Event, Op, Open
 from .hicache import HostTier
 from .insert import Inserter
 from .journal import Journal
-from .layout import FULL, STATE, SWA
+from .layout import FULL, RING, STATE, SWA
 from .lookup import Found, Lookup
 from .mamba import States
 from .node import Node
@@ -24,6 +24,7 @@ from .room import Room
 from .slots import Blocks, FreeList
 from .swa import Windows
 from .tree import RadixTree
+from .window import replay_len
 
 __all__ = ["PrefixCache"]
 
@@ -53,6 +54,9 @@ class PrefixCache:
         elif options.attention == "mamba":
             self.states = States(FreeList(options.max_mamba_cache_size, lifo=False))
             self.tree.components.append(self.states)
+        self.rings: FreeList | None = None
+        if options.ring_rows:
+            self.rings = FreeList(options.running_limit, lifo=False)
         if options.enable_hierarchical_cache:
             self.host = HostTier(self)
             self.tree.components.append(self.host)
@@ -121,6 +125,12 @@ class PrefixCache:
         if self.windows is not None:
             self._bind(req, SWA, 0, req.window_row.view(0, len(req.window_row)), fresh=False)
         self._bind(req, self.main, 0, req.row.view(0, len(req.row)), fresh=False)
+        if self.rings is not None:
+            req.ring = int(self.rings.take(1)[0])
+            self.ops.append(Bind(req.sequence, RING, 0, (req.ring,), True))
+            req.ring_start = req.hit
+            if self.options.enable_encoder_swa_bounded_replay:
+                req.ring_start -= replay_len(req.hit)
 
     def share(self, req: Req) -> None:
         """The row becomes the tree's blocks of the path that the request holds."""
@@ -179,7 +189,7 @@ class PrefixCache:
     def free_windows(self, req: Req, pre: int, interval: int) -> None:
         """Window KV that positions from ``pre`` on no longer see goes back (rule 7)."""
         window = self.options.sliding_window_size
-        if window is None:
+        if window is None or self.rings is not None:
             return
         reach = window if self.disabled else self.pages(max(window, self.page)) * self.page
         threshold = (pre - reach) // self.page * self.page
@@ -217,6 +227,9 @@ class PrefixCache:
         if self.states is not None and req.state is not None:
             self.room.drop_state(req.state)
             req.state = None
+        if self.rings is not None and req.ring is not None:
+            self.rings.give(np.array([req.ring], dtype=np.int32))
+            req.ring = None
         self.give_back(req)
 
     def free_row(self, req: Req, start: int, stop: int) -> None:

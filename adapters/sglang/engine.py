@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handoff.errors import Refused, Unsupported
-from handoff.index.spans import LATE
+from handoff.index.spans import LATE, Seq
 from handoff.types import (
     NULL,
     Close,
@@ -28,7 +28,7 @@ from handoff.types import (
 
 from . import LEFT_OUT
 from .cache import PrefixCache
-from .handoff import build_handoff
+from .handoff import build_handoff, ring_spans
 from .journal import Journal
 from .layout import STATE, build_layout
 from .options import Options
@@ -38,6 +38,10 @@ from .scheduler import Batch, Scheduler
 __all__ = ["Engine"]
 
 
+SAMPLED_LATER = Seq([LATE])
+"""The row of a decode step whose token no answered Step has sampled yet."""
+
+
 def _refuse(options: Options) -> None:
     """Raise ``Unsupported`` for what the adapter leaves out."""
     reasons = {
@@ -45,9 +49,8 @@ def _refuse(options: Options) -> None:
         "overlap with drafts": options.speculative_num_steps is not None and options.overlap,
         "drafts with states": options.speculative_num_steps is not None
         and options.attention == "mamba",
-        "encoder bounded replay": options.enable_encoder_swa_bounded_replay,
         "HiCache with states": options.enable_hierarchical_cache
-        and options.attention in ("mamba", "pure_swa"),
+        and options.attention in ("mamba", "pure_swa", "swa_ring"),
     }
     for name, asked in reasons.items():
         if asked:
@@ -206,15 +209,18 @@ class Engine:
         assert req.sequence is not None
         if self.num_drafts and not batch.prefill:
             return self._verify_row(req, start, stop)
-        tokens = req.seq.slice(start, min(stop, req.known))
-        if stop > req.known:  # sampled by a Step that is not answered yet
-            tokens.append(LATE)
+        spans = None
+        if req.ring is not None:
+            first = req.ring_start if req in batch.admitted else start
+            spans = ring_spans(self.options, req, first, start)
+            start = first
+        tokens = SAMPLED_LATER if start >= req.known else req.seq.slice(start, stop)
         states: tuple[StateUse, ...] = ()
         if req.state is not None:
             load = NULL if start == 0 else req.state
             states = (StateUse(STATE, load, ((stop, req.state),)),)
         emits = 0 if req is batch.chunked else 1
-        return Row(req.sequence, start, tokens, 0, emits, None, states)
+        return Row(req.sequence, start, tokens, 0, emits, spans, states)
 
     def _verify_row(self, req: Req, start: int, stop: int) -> Row:
         """The last output and the drafter's guesses; missing guesses are padding."""

@@ -6,9 +6,9 @@ from handoff.types import Group, Layer, Layout, Pool
 
 from .options import Options
 
-__all__ = ["FULL", "HOST", "HOST_SWA", "STATE", "SWA", "build_layout"]
+__all__ = ["FULL", "HOST", "HOST_SWA", "RING", "STATE", "SWA", "build_layout"]
 
-FULL, SWA, STATE = "full", "swa", "state"
+FULL, SWA, RING, STATE = "full", "swa", "ring", "state"
 """Names of the cache groups and of their pools."""
 HOST, HOST_SWA = "host", "host_swa"
 """Names of the host pools."""
@@ -31,6 +31,11 @@ def build_layout(options: Options) -> Layout:
         pools.append(Pool(SWA, options.swa_tokens // page + 1))
         groups.append(Group(SWA, SWA, page, window=window))
         layers = [Layer(SWA), Layer(FULL)]
+    elif options.ring_rows:
+        pools.append(Pool(RING, options.running_limit + 1))
+        rows = options.ring_rows
+        groups.append(Group(RING, RING, rows, window=window, ring=True, columns=1))
+        layers = [Layer(RING), Layer(FULL)]
     elif options.attention == "mamba":
         pools.append(Pool(STATE, options.max_mamba_cache_size + 1))
         groups.append(Group(STATE, STATE, kind="state"))

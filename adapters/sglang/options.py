@@ -20,11 +20,13 @@ class Options(Base):
     Lengths are in tokens. ``attention`` and ``sliding_window_size`` describe the model:
 
     * ``full``: every layer keeps all KV; ``swa``: full and sliding-window layers (two pools);
+    * ``swa_ring``: the same, but window KV lives in a ring per request and is never stored
+      (DeepSeek V4), so a hit needs one of the two bounded replays;
     * ``pure_swa``: all layers slide, and the model is prefill-aware (unlimited_ocr is the only
       one): frees and inserts stop at the prefill's end; ``mamba``: full and recurrent layers.
     """
 
-    attention: Literal["full", "swa", "pure_swa", "mamba"] = "full"
+    attention: Literal["full", "swa", "swa_ring", "pure_swa", "mamba"] = "full"
     sliding_window_size: int | None = Field(None, ge=1)
     page_size: int = Field(1, ge=1)
     max_total_tokens: int = Field(16384, ge=1)
@@ -68,6 +70,8 @@ class Options(Base):
     swa_eviction_interval: int = Field(128, ge=1)
     enable_decoder_swa_bounded_replay: bool = False
     enable_encoder_swa_bounded_replay: bool = False
+    swa_ring_capacity: int | None = Field(None, ge=1)
+    """Rows of a request's ring; ``None``: two windows."""
 
     speculative_algorithm: Literal["EAGLE", "EAGLE3"] | None = None
     speculative_num_steps: int | None = Field(None, ge=1)
@@ -86,9 +90,16 @@ class Options(Base):
 
     @model_validator(mode="after")
     def _fits(self) -> Options:
-        window = self.attention in ("swa", "pure_swa")
+        window = self.attention in ("swa", "swa_ring", "pure_swa")
         if window is not (self.sliding_window_size is not None):
-            raise ValueError("sliding_window_size belongs to attention swa and pure_swa")
+            raise ValueError("sliding_window_size belongs to attention swa, swa_ring and pure_swa")
+        replays = (self.enable_decoder_swa_bounded_replay, self.enable_encoder_swa_bounded_replay)
+        if self.attention == "swa_ring" and sum(replays) != 1:
+            raise ValueError("attention swa_ring needs exactly one bounded replay")
+        if any(replays) and self.attention not in ("swa", "swa_ring"):
+            raise ValueError("bounded replay belongs to attention swa and swa_ring")
+        if replays[1] and (self.attention != "swa_ring" or self.page_size % 2):
+            raise ValueError("encoder replay needs attention swa_ring and an even page_size")
         if self.attention == "mamba" and self.page_size != 1:
             raise ValueError("attention mamba needs page_size 1 (no extra buffer)")
         if self.attention == "pure_swa" and self.page_size != 1:
@@ -106,6 +117,13 @@ class Options(Base):
     def overlap(self) -> bool:
         """Whether a batch is planned before the last one's result (with states: never)."""
         return not self.disable_overlap_schedule and self.attention != "mamba"
+
+    @property
+    def ring_rows(self) -> int:
+        """Rows of one request's ring, 0 where there is none."""
+        if self.attention != "swa_ring" or self.sliding_window_size is None:
+            return 0
+        return self.swa_ring_capacity or 2 * self.sliding_window_size
 
     @property
     def running_limit(self) -> int:

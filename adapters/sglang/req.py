@@ -90,7 +90,8 @@ class Req:
     * ``counted``: longest insert so far (rule 3.2); ``branch``: where the next window insert must
       end (rule 7); ``window_freed``: window KV below it was given back; ``floor``: end of the last
       prefill of a prefill-aware model.
-    * ``state``: own recurrent state.
+    * ``ring``, ``ring_start``: own ring of window KV and the first position ever written to it.
+    * ``state``, ``copied_state``: own recurrent state, and the one it was copied from.
     """
 
     __slots__ = (
@@ -127,6 +128,8 @@ class Req:
         "raw",
         "reported",
         "request",
+        "ring",
+        "ring_start",
         "row",
         "seq",
         "sequence",
@@ -175,6 +178,8 @@ class Req:
         self.window_freed = 0
         self.window_first = 0
         self.floor = 0
+        self.ring: int | None = None
+        self.ring_start = 0
         self.state: int | None = None
         self.copied_state: int | None = None
         self.drafts: tuple[int, ...] = ()

@@ -176,6 +176,10 @@ def check(play: Play) -> None:
         slots = engine.options.swa_tokens // page
         assert windows == Counter(range(1, slots + 1)), "a window block is lost or owned twice"
         assert sizes[2:] == [cache.windows.evictable, cache.windows.protected]
+    if cache.rings is not None:
+        rings = Counter(cache.rings.ids().tolist())
+        rings.update(r.ring for r in active)
+        assert rings == Counter(range(1, engine.options.running_limit + 1))
     if cache.states is not None:
         states = Counter(cache.states.free.ids().tolist())
         states.update(node.state for node in cache.tree.nodes() if node.state is not None)

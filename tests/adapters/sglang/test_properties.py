@@ -49,6 +49,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "speculative_algorithm": "EAGLE",
         "page_size": 2,
     },
+    "ring": {
+        "attention": "swa_ring",
+        "sliding_window_size": 8,
+        "enable_encoder_swa_bounded_replay": True,
+        "page_size": 2,
+        "chunked_prefill_size": 16,
+    },
     "pure_swa": {"attention": "pure_swa", "sliding_window_size": 6, "swa_eviction_interval": 1},
     "mamba": {"attention": "mamba", "max_mamba_cache_size": 9, "chunked_prefill_size": 16},
     "off": {"disable_radix_cache": True},

@@ -432,6 +432,43 @@ def test_rule_7_bounded_replay_recomputes_the_last_window() -> None:
     assert play.hit(words(1, 8)) == 0
 
 
+RING: dict[str, Any] = {"attention": "swa_ring", "sliding_window_size": 8}
+
+
+def test_rule_7_encoder_replay_runs_cached_tokens_again_for_the_ring() -> None:
+    play = Play(**RING, enable_encoder_swa_bounded_replay=True, page_size=2)
+    play.serve(words(1, 400))
+    handoff = play.serve(words(1, 300) + words(2, 20))
+    assert (handoff.hit_tokens, handoff.start) == (300, 300 - 128)
+    assert handoff.spans == ((172,), (300, 172), (0, 172))  # full KV is written from 300 on
+    row = play.steps[-1].rows[0] if play.steps[-1].rows else play.steps[-2].rows[0]
+    assert (row.start, len(row.tokens)) == (172, 148)
+    assert play.tags.taint["hidden"] > 0  # the first replayed rows see less than a cold run
+
+
+def test_rule_7_encoder_replay_is_charged_to_the_chunk() -> None:
+    play = Play(
+        **RING, enable_encoder_swa_bounded_replay=True, page_size=2, chunked_prefill_size=256
+    )
+    play.serve(words(1, 200))
+    play.submit(words(1, 200) + words(2, 20), 2)
+    play.submit(words(3, 200), 2)
+    play.tick()
+    rows = {row.seq: len(row.tokens) for row in play.steps[-1].rows}
+    assert list(rows.values()) == [128 + 20, 256 - 20 - 128]
+
+
+def test_rule_7_decoder_replay_with_a_ring_shortens_the_hit() -> None:
+    play = Play(**RING, enable_decoder_swa_bounded_replay=True)
+    play.serve(words(1, 30))
+    handoff = play.serve(words(1, 30))
+    assert (handoff.hit_tokens, handoff.start) == (22, 22)
+    assert [(d.reason, d.group, d.tokens) for d in handoff.deductions] == [
+        ("last_token", None, 1),
+        ("group", "ring", 7),
+    ]
+
+
 def test_rule_7_request_window_rows() -> None:
     from handoff.adapters.sglang.window import replay_len, window_layout
 
@@ -593,7 +630,12 @@ def test_rule_12_options_carry_upstreams_defaults() -> None:
             "speculative_eagle_topk": 4,
             "disable_overlap_schedule": True,
         },
-        {"enable_encoder_swa_bounded_replay": True},
+        {
+            "attention": "swa_ring",
+            "sliding_window_size": 8,
+            "enable_decoder_swa_bounded_replay": True,
+            "enable_hierarchical_cache": True,
+        },
         {"attention": "mamba", "enable_hierarchical_cache": True},
     ],
 )
