@@ -279,16 +279,15 @@ class Accountant:
             self._longest_chunk = stop - row.start
         if self._costs is None:
             return
-        self._cost(admission, row.start, border, row)
-        self._cost(first, border, min(stop, prompt), row)
+        self._cost(admission, row.start, border, row, heads=border == handoff.known_tokens)
+        self._cost(first, border, min(stop, prompt), row, heads=stop >= prompt)
 
-    def _cost(self, admission: _Admission, start: int, stop: int, row: Row) -> None:
+    def _cost(self, admission: _Admission, start: int, stop: int, row: Row, *, heads: bool) -> None:
+        """What positions ``[start, stop)`` of a row cost; with the last one's logits if wanted."""
         assert self._costs is not None
         if start >= stop:
             return
-        work = self._costs.row(
-            start, stop, row.spans, heads=int(row.emits > 0 and stop == row.stop)
-        )
+        work = self._costs.row(start, stop, row.spans, int(heads and row.emits > 0))
         admission.flops += work.flops
         admission.read += work.read
         admission.written += work.written

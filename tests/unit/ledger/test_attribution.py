@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from handoff.index.spans import VIRTUAL, Seq
-from handoff.types import Request
+from handoff.ledger.costs import Costs
+from handoff.model.presets import preset
+from handoff.types import Request, Row
 
-from .play import Play, kinds, lost
+from .play import LAYOUT, Play, kinds, lost
 
 A = 100  # a stream of ids 100, 101, ...
 
@@ -265,3 +267,14 @@ def test_reused_tokens_that_descend_from_an_approximation_are_counted() -> None:
     )
     assert asked == [(0, 0), (1, 48)]
     assert [entry.tainted_tokens for entry in play.entries()] == [0, 10]
+
+
+def test_the_last_prompt_row_pays_for_its_logits_also_with_drafts_behind_it() -> None:
+    costs = Costs(preset("llama-3.1-8b"), LAYOUT)
+    play = Play(costs=costs)
+    play.submit("a", ids(1))
+    seq = play.admit("a", ids(1))
+    play.rows[-1] = Row(seq, 0, Seq.of([A, 900, 901]), 2, 3)  # padded with drafts
+    play.done(s0=(7,))
+    entry = play.entries()[0]
+    assert entry.spent_flops == entry.cold_flops and entry.overhead_tokens == 2
