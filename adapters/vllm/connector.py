@@ -88,7 +88,9 @@ class Connector:
             return False
         self._arrived.discard(state.id)
         self._cache.insertion.insert(state, state.computed)
-        if state.computed == state.known:
+        if self._sizes.replay:
+            state.computed -= min(self._sizes.replay, state.computed)
+        elif state.computed == state.known:
             state.computed -= 1
         state.status = "waiting"
         return True

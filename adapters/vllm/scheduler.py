@@ -7,7 +7,9 @@ not fit. (v1/core/sched/scheduler.py, async_scheduler.py, request_queue.py)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from handoff.index.spans import LATE
 from handoff.types import Event
 
 from .allocate import KVCache
@@ -52,6 +54,25 @@ class Batch:
     """Granted look-ups with their external tokens, in order."""
 
 
+class _Offer(NamedTuple):
+    """What a waiting request would start from.
+
+    ``served`` tokens have KV, the last ``replay`` of them are computed again; ``loading``: the
+    external ones arrive beside the steps.
+    """
+
+    hit: Hit
+    external: int
+    loading: bool
+    served: int
+    replay: int
+
+    @property
+    def start(self) -> int:
+        """First position to compute."""
+        return self.served - self.replay
+
+
 class Scheduler:
     """Queues, token budget, admission, preemption."""
 
@@ -65,7 +86,9 @@ class Scheduler:
         self.connector = Connector(options, sizes, cache) if options.kv_connector else None
         self.stats = Stats()
         self._to_junction = options.enable_mamba_shared_prefix_checkpoint and sizes.fine_grained
-        self._mambas = [g for g in sizes.groups if g.type == "mamba" and cache.caching]
+        self._mamba = next(
+            (group for group in sizes.groups if group.type == "mamba" and cache.caching), None
+        )
 
     # -- one step ---------------------------------------------------------------------------
 
@@ -94,7 +117,7 @@ class Scheduler:
         state.drafts = []
         if self.options.is_async and row.samples:
             state.placeholders += 1 + len(row.drafts)
-            state.drafts = [-1] * self.sizes.num_drafts
+            state.drafts = [LATE] * self.sizes.num_drafts
 
     def _schedule_running(self, rows: dict[int, Scheduled]) -> tuple[int, bool]:
         budget, preempted, index = self.sizes.token_budget, False, 0
@@ -138,20 +161,20 @@ class Scheduler:
         )
 
     def _cap(
-        self, state: RequestState, start: int, new: int, budget: int, limit: bool = True
+        self, state: RequestState, start: int, new: int, budget: int, *, admission: bool = False
     ) -> int:
         """The caps on a chunk in upstream's order (RULES 6.1, 6.2)."""
         threshold = self.options.long_prefill_token_threshold
         if threshold and len(self.running) + len(self.waiting) > 1:
             new = min(new, threshold)
         new = min(new, budget)
-        if limit:
+        if not admission:
             new = min(new, self.options.max_model_len - 1 - start)
-        for group in self._mambas[:1]:
-            largest = self.sizes.token_budget
-            if threshold:
-                largest = min(largest, threshold)
-            new = split_chunk(self.sizes, group, state, start, new, largest, self._to_junction)
+        if self._mamba is not None:
+            largest = min(self.sizes.token_budget, threshold or self.sizes.token_budget)
+            new = split_chunk(
+                self.sizes, self._mamba, state, start, new, largest, self._to_junction
+            )
         return self._leave_for_drafter(state, start, new)
 
     def _leave_for_drafter(self, state: RequestState, start: int, new: int) -> int:
@@ -209,66 +232,71 @@ class Scheduler:
         batch: Batch,
     ) -> Scheduled | None:
         """Admit the head of the queue; ``None`` stops admission (RULES 6.2)."""
-        external, loading = 0, False
-        if state.computed == 0:
-            hit = self.cache.find(state)
-            if self.connector:
-                external, loading = self.connector.ask(state, hit)
-            if 0 < hit.tokens + external <= self.sizes.replay:
-                hit, external, loading = self.cache.give_up(hit), 0, False
-        else:
-            hit = self.cache.coordinator.empty()
-        served = state.computed + hit.tokens + external
-        replay = 0 if loading else self._replay(state, hit.tokens + external)
-        start = served - replay
-        drafts: tuple[int, ...] = ()
-        if loading:
-            new = 0
-        else:
-            new = state.known - start
-            if self._is_padded(state, new, start, rows, left_mid_prefill):
-                drafts = (-1,) * self.sizes.num_drafts
-                new += len(drafts)
-                if new > budget:
-                    return None
-            elif not self.options.enable_chunked_prefill and new > budget:
+        offer = self._look_up(state)
+        new, drafts = 0, 0
+        if not offer.loading:
+            new = state.known - offer.start
+            if self._is_padded(state, new, offer.start, rows, left_mid_prefill):
+                drafts = self.sizes.num_drafts
+                new += drafts
+            if new > budget and (drafts or not self.options.enable_chunked_prefill):
                 return None
-            new = self._cap(state, start, new, budget, limit=False)
+            new = self._cap(state, offer.start, new, budget, admission=True)
             if new == 0:
                 return None
-        busy = bool(self.running)
         fits = self.cache.allocate(
             state,
-            max(new - replay, 0),
-            hit=hit,
-            external=external,
-            lookahead=0 if loading else self.sizes.lookahead,
-            loading=loading,
-            watermark=self.sizes.watermark_blocks if busy else 0,
-            reserved=self._reserved() if loading else 0,
+            max(new - offer.replay, 0),
+            hit=offer.hit,
+            external=offer.external,
+            lookahead=0 if offer.loading else self.sizes.lookahead,
+            loading=offer.loading,
+            watermark=self.sizes.watermark_blocks if self.running else 0,
+            reserved=self._reserved() if offer.loading else 0,
         )
         if not fits:
             self._tell_refused(state, "6.2")
             return None
+        self._grant(state, offer, batch)
+        return Scheduled(state, offer.start, new, (LATE,) * drafts, hit=offer.hit)
+
+    def _look_up(self, state: RequestState) -> _Offer:
+        """Local hit, external hit, and what of them has to be replayed (RULES 5, 11, 12).
+
+        A request whose load has ended does not look again.
+        """
+        if state.computed:
+            return _Offer(self.cache.coordinator.empty(), 0, False, state.computed, 0)
+        hit, external, loading = self.cache.find(state), 0, False
+        if self.connector:
+            external, loading = self.connector.ask(state, hit)
+        if 0 < hit.tokens + external <= self.sizes.replay:
+            hit, external, loading = self.cache.give_up(hit), 0, False
+        served = hit.tokens + external
+        return _Offer(
+            hit, external, loading, served, 0 if loading else min(self.sizes.replay, served)
+        )
+
+    def _grant(self, state: RequestState, offer: _Offer, batch: Batch) -> None:
+        """Note an admission that got its blocks; a load beside the steps is sent off."""
         if state.hit is None:
-            state.hit, state.external, state.served = hit, external, served
-            self._count(state, hit, external, start)
-        state.computed = start
-        batch.admitted.append((state, hit, external))
-        if loading:
-            state.status = "loading"
+            state.hit, state.external, state.served = offer.hit, offer.external, offer.served
+            self._count(state, offer)
+        state.computed = offer.start
+        batch.admitted.append((state, offer.hit, offer.external))
+        if offer.loading:
             assert self.connector is not None
+            state.status = "loading"
             self.connector.start(state)
             batch.loads.append(state)
-            return Scheduled(state, start, 0, (), hit=hit)
-        return Scheduled(state, start, new, drafts, hit=hit)
 
-    def _count(self, state: RequestState, hit: Hit, external: int, start: int) -> None:
+    def _count(self, state: RequestState, offer: _Offer) -> None:
         """Upstream's statistics of an admission that looked up (RULES 13)."""
+        hit = offer.hit.tokens
         if self.cache.caching and not state.skip_reading:
-            self.stats.prefix_cache.record(state.known, hit.tokens, preempted=state.attempt > 0)
+            self.stats.prefix_cache.record(state.known, hit, preempted=state.attempt > 0)
         if state.prefill is None:
-            state.prefill = PrefillStats(state.prompt_len, hit.tokens, external, start)
+            state.prefill = PrefillStats(state.prompt_len, hit, offer.external, offer.start)
 
     def _reserved(self) -> int:
         """Blocks that prefills and loads under way still need (RULES 12)."""
@@ -276,10 +304,6 @@ class Scheduler:
         prefills = [state for state in self.running if state.computed < state.known]
         under_way = (*prefills, *self.connector.under_way.values())
         return sum(self.cache.still_needed(state) for state in under_way)
-
-    def _replay(self, state: RequestState, served: int) -> int:
-        """Tokens of a hit that are computed again to fill the uncached window (RULES 11)."""
-        return min(self.sizes.replay, served)
 
     def _is_padded(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from handoff.conformance.recording import Case
@@ -44,7 +45,7 @@ def replay_common(case: Case, options: VllmOptions) -> dict[str, Any]:
 
 
 def _serve(run: Run, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
-    engine, pool = run.engine, run.engine.cache.pool
+    """Run one request to its end on the engine as the ones before left it; its result line."""
     request = Request(
         spec["id"],
         Seq.of(spec["prompt"]),
@@ -53,57 +54,66 @@ def _serve(run: Run, spec: Mapping[str, Any], name: str) -> dict[str, Any]:
         salt=spec.get("salt"),
         lora=f"lora{spec['lora']}" if spec.get("lora") else None,
     )
-    run.submit(request)
-    state = engine.requests[request.id]
-    chunks: list[int] = []
-    tables: list[list[str]] = []
-    evicted: list[int] = []
-    copied: list[list[int]] = []
-    steps = 0
-    in_flight = 0
-    while True:
-        step, events = run.schedule()
-        if step is not None:
-            in_flight += 1
-            steps += 1
-            for row in step.rows:
-                if row.start < len(request.prompt):
-                    chunks.append(len(row.tokens))
-            tables.append([pack(table) for table in state.tables])
-            copied += copies(step)
-        evicted += [block for event in events if event.kind == "evict" for block in event.ids]
-        if in_flight == engine.depth or step is None:
-            run.update()
-            in_flight -= 1
-        if request.id not in engine.requests:
-            break
-    while in_flight:
-        run.update()
-        in_flight -= 1
-    run.news()
-    hit = engine.stats.prefill[request.id]
-    start = hit.start
+    seen = _Seen()
+    _drive(run, request, seen)
+    engine, pool = run.engine, run.engine.cache.pool
+    stats = engine.stats.prefill[request.id]
     out: dict[str, Any] = {
         "req": request.id,
         "prompt_tokens": len(request.prompt),
-        "hit_tokens": hit.local,
+        "hit_tokens": stats.local,
     }
-    if start != hit.local:
-        out["start"] = start
-    if chunks != [len(request.prompt) - start]:
-        out["chunks"] = chunks
-    if steps != len(spec["output"]) + len(chunks) - 1:
-        out["steps"] = steps
-    if evicted:
-        out["ev"] = pack(evicted)
-    if copied:
-        out["cow"] = copied
+    if stats.start != stats.local:
+        out["start"] = stats.start
+    if seen.chunks != [len(request.prompt) - stats.start]:
+        out["chunks"] = seen.chunks
+    if seen.steps != request.max_tokens + len(seen.chunks) - 1:
+        out["steps"] = seen.steps
+    if seen.evicted:
+        out["ev"] = pack(seen.evicted)
+    if seen.copied:
+        out["cow"] = seen.copied
     out["fq"] = crc(f"{b}h" if pool.primary[b] else b for b in pool.queue)
     if name in WITH_CREATED:
-        out["new_cached"] = hit.created
+        out["new_cached"] = stats.created
     if name in MAIN:
         out["cached"] = pool.num_keyed()
-        out["bt"] = tables[0]
-        if tables[-1] != tables[0]:
-            out["bt_end"] = tables[-1]
+        out["bt"] = seen.tables[0]
+        if seen.tables[-1] != seen.tables[0]:
+            out["bt_end"] = seen.tables[-1]
     return out
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the steps of one request told."""
+
+    steps: int = 0
+    chunks: list[int] = field(default_factory=list)
+    tables: list[list[str]] = field(default_factory=list)
+    evicted: list[int] = field(default_factory=list)
+    copied: list[list[int]] = field(default_factory=list)
+
+
+def _drive(run: Run, request: Request, seen: _Seen) -> None:
+    """Schedule as far ahead as the engine allows until the request is gone and nothing flies."""
+    engine = run.engine
+    run.submit(request)
+    state = engine.requests[request.id]
+    in_flight = 0
+    while request.id in engine.requests:
+        step, events = run.schedule()
+        if step is not None:
+            in_flight += 1
+            seen.steps += 1
+            starts = [(row.start, len(row.tokens)) for row in step.rows]
+            seen.chunks += [count for start, count in starts if start < len(request.prompt)]
+            seen.tables.append([pack(table) for table in state.tables])
+            seen.copied += copies(step)
+        seen.evicted += [b for event in events if event.kind == "evict" for b in event.ids]
+        if in_flight == engine.depth or step is None:
+            run.update()
+            in_flight -= 1
+    for _ in range(in_flight):
+        run.update()
+    run.news()
