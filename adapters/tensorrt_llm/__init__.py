@@ -32,7 +32,7 @@ class _Adapter:
 
     name = "tensorrt_llm"
     title = "TensorRT-LLM"
-    upstream = "V1 block manager, main of mid 2026 (64b4773ab01e)"
+    upstream = "64b4773"
     evidence: Evidence = "transcribed"
     left_out: Mapping[str, str] = MappingProxyType(
         {
