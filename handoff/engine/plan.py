@@ -67,7 +67,7 @@ class KVPlan:
 
 @dataclass(frozen=True)
 class StatePlan:
-    """One state group: ids to load per request; ``save_ids[i]`` is saved after ``save_rows[i]``."""
+    """One state group: ids to load per request, and ids to save after rows of stage 0."""
 
     loads: tuple[int, ...]
     save_rows: tuple[int, ...]
