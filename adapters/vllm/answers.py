@@ -16,6 +16,7 @@ from handoff.types import (
 )
 
 from .coordinator import Hit, Measure
+from .pool import NULL_BLOCK
 from .sizes import GroupSpec, Sizes, floor_to
 from .state import RequestState
 
@@ -128,15 +129,33 @@ def _group_answer(group: GroupSpec, state: RequestState, hit: Hit, start: int) -
 
 
 def spans(sizes: Sizes, state: RequestState, start: int) -> Spans | None:
-    """Spans of a row that replays tokens of the hit; ``None`` for a plain row (RULES 11)."""
-    if start >= state.served:
+    """Spans of a row that is not plain, else ``None``.
+
+    A replay writes only the window group below the hit (RULES 11). R-SWA sees the prompt and a
+    window of the output; a row can name one visible range, so once output blocks have left it names
+    the window alone (records: R-SWA is planned, not executed).
+    """
+    replays = start < state.served
+    visible = [_first_visible(sizes, group, state) for group in sizes.groups]
+    if not replays and not any(visible):
         return None
-    first = max(state.served - sizes.replay, 0)
     return Spans(
         compute=(start,),
-        write=tuple(state.served if g.cacheable else start for g in sizes.groups),
-        visible=tuple(0 if g.cacheable else first for g in sizes.groups),
+        write=tuple(
+            state.served if replays and group.cacheable else start for group in sizes.groups
+        ),
+        visible=tuple(visible),
     )
+
+
+def _first_visible(sizes: Sizes, group: GroupSpec, state: RequestState) -> int:
+    if not group.cacheable:
+        return max(state.served - sizes.replay, 0)
+    table = state.tables[group.index]
+    if group.type == "rswa" and NULL_BLOCK in table:
+        last = len(table) - 1 - table[::-1].index(NULL_BLOCK)
+        return (last + 1) * group.block_size
+    return 0
 
 
 def probe(cache: KVCache, request: Request) -> Match:

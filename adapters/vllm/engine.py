@@ -51,6 +51,7 @@ class VllmEngine:
         self.batch = Batch()
         """What the last ``schedule()`` decided."""
         self._in_flight: deque[tuple[int, list[Scheduled]]] = deque()
+        self._is_odd = any(group.type == "rswa" for group in sizes.groups)
         self._num_steps = 0
         self._completed = -1
         self._num_submitted = 0
@@ -153,8 +154,9 @@ class VllmEngine:
         tokens = self._content(row)
         emits = 1 + len(row.drafts) if row.samples else 0
         states = state_uses(self.cache, row) if self.cache.has_states else ()
-        replayed = spans(self.sizes, state, row.start) if row.start < state.served else None
-        return Row(row.seq, row.start, tokens, len(row.drafts), emits, replayed, states)
+        odd = self._is_odd or row.start < state.served
+        shape = spans(self.sizes, state, row.start) if odd else None
+        return Row(row.seq, row.start, tokens, len(row.drafts), emits, shape, states)
 
     @staticmethod
     def _content(row: Scheduled) -> Seq:

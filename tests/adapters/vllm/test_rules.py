@@ -526,3 +526,13 @@ def test_15_defaults() -> None:
     assert load("vllm").engine(options).depth == 2
     assert load("vllm").budget(1600, options) == {"num_gpu_blocks": 101}
     assert load("vllm").describe(options) == "block 16, async"
+
+
+def test_7_r_swa_keeps_the_prompt_and_a_window_of_the_output() -> None:
+    play = Play(groups=[{**SWA32, "type": "rswa"}])
+    play.submit(words(1, 40), 60)
+    play.finish()
+    cuts = [(op.first, op.last) for op in play.ops(Cut) if isinstance(op, Cut)]
+    assert cuts == [(3, 4)]  # columns 0 to 2 hold the prompt; 98 - 32 = 66 tokens are behind
+    assert play.steps[-1].rows[0].spans is not None
+    assert play.steps[-1].rows[0].spans.visible == (64,)
