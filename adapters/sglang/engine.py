@@ -287,4 +287,8 @@ class Engine:
             "free": self.cache.slots.ids().tolist(),
             "evictable": self.cache.tree.evictable,
             "protected": self.cache.tree.protected,
+            "tree": [
+                (node.start, node.stop, node.lock, node.hits, node.priority, node.time)
+                for node in self.cache.tree.nodes()
+            ],
         }

@@ -6,7 +6,7 @@ Source: ``mem_cache/evict_policy.py`` and the leaf heaps of the tree core.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 
 from .node import Node
@@ -77,8 +77,3 @@ class LeafHeap:
                 seen.setdefault(id(entry[2]), entry)
         self._entries = list(seen.values())
         heapq.heapify(self._entries)
-
-    def extend(self, nodes: Iterable[Node]) -> None:
-        """Offer several nodes."""
-        for node in nodes:
-            self.offer(node)

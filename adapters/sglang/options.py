@@ -100,6 +100,9 @@ class Options(Base):
             raise ValueError("bounded replay belongs to attention swa and swa_ring")
         if replays[1] and (self.attention != "swa_ring" or self.page_size % 2):
             raise ValueError("encoder replay needs attention swa_ring and an even page_size")
+        held = (self.sliding_window_size or 0) + self.swa_eviction_interval + 2 * self.page_size
+        if self.attention == "swa" and self.swa_tokens < held:
+            raise ValueError(f"one request may hold {held} tokens of window KV, more than the pool")
         if self.attention == "mamba" and self.page_size != 1:
             raise ValueError("attention mamba needs page_size 1 (no extra buffer)")
         if self.attention == "pure_swa" and self.page_size != 1:

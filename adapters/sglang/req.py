@@ -87,6 +87,7 @@ class Req:
     * ``committed``: positions that hold KV once all launched batches ran; ``allocated``: positions
       the row has room for.
     * ``launched``: outputs that launched batches will emit; ``outputs``: those that arrived.
+    * ``decoded``: whether a decode step was launched (window KV goes from the second one on).
     * ``counted``: longest insert so far (rule 3.2); ``branch``: where the next window insert must
       end (rule 7); ``window_freed``: window KV below it was given back; ``floor``: end of the last
       prefill of a prefill-aware model.
@@ -173,7 +174,7 @@ class Req:
         self.prefix = self.start = self.stop = 0
         self.protected = self.committed = self.allocated = 0
         self.counted = 0
-        self.decoded = 0
+        self.decoded = False
         self.branch: int | None = None
         self.window_freed = 0
         self.window_first = 0

@@ -222,6 +222,10 @@ class Scheduler:
         drafts = options.speculative_num_draft_tokens
         assert options.speculative_num_steps is not None
         reserve = 2 * max(options.speculative_num_steps * options.speculative_eagle_topk, drafts)
+        for req in self.running:
+            if req.decoded:
+                cache.free_windows(req, req.committed, options.swa_eviction_interval)
+            req.decoded = True
         while True:
             targets = [
                 max(req.allocated, cache.pages(req.committed + reserve) * cache.page)
@@ -267,7 +271,7 @@ class Scheduler:
             rows.append((req, cache.grow(req, req.committed + 1)))
             req.committed += 1
             req.allocated = req.committed
-            req.decoded += 1
+            req.decoded = True
             req.launched += 1
         return rows
 

@@ -42,12 +42,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention": "swa",
         "sliding_window_size": 8,
         "enable_decoder_swa_bounded_replay": True,
+        "swa_eviction_interval": 2,
     },
     "swa_eagle": {
         "attention": "swa",
         "sliding_window_size": 8,
         "speculative_algorithm": "EAGLE",
         "page_size": 2,
+        "swa_eviction_interval": 2,
+    },
+    "swa_drafts": {
+        "attention": "swa",
+        "sliding_window_size": 8,
+        "speculative_algorithm": "EAGLE",
+        "speculative_num_steps": 3,
+        "swa_eviction_interval": 2,
     },
     "ring": {
         "attention": "swa_ring",
@@ -76,6 +85,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "attention": "swa",
         "sliding_window_size": 8,
         "page_size": 2,
+        "swa_eviction_interval": 2,
     },
 }
 
