@@ -117,11 +117,10 @@ class Memory:
             WINDOW: options.swa_bytes_per_token,
             STATE: options.state_bytes,
         }[name]
+        copies = 1 if name == FULL else 1 + options.ctx_checkpoints  # of a slot or an entry
         limit = options.ram_bytes
-        kept = 2 * size if limit is None else limit // (per_id + _CELL)
-        if name != FULL:
-            kept += options.ctx_checkpoints * size * 2
-        blocks = min(kept, max(_MOST_HOST, 4 * size)) + 2 * size
+        entries = options.total_cells * copies if limit is None else limit // (per_id + _CELL)
+        blocks = min(entries, max(_MOST_HOST, 4 * size)) + (1 + copies) * size
         self.hosts[name] = HostPool(f"{name}-host", blocks)
         return Pool(f"{name}-host", blocks, "host")
 
