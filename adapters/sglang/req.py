@@ -146,7 +146,7 @@ class Req:
     def __init__(self, request: Request, arrival: int) -> None:
         self.request = request
         self.id = request.id
-        self.seq = request.prompt.slice(0, len(request.prompt))
+        self.seq = request.prompt
         self.prompt = len(request.prompt)
         self.namespace = namespace_of(request)
         self.max_new = request.max_tokens
@@ -185,6 +185,12 @@ class Req:
         self.copied_state: int | None = None
         self.drafts: tuple[int, ...] = ()
         self.launched = self.outputs
+
+    def append(self, token: int) -> None:
+        """One more output is known; the first one copies the text, which the client owns."""
+        if self.seq is self.request.prompt:
+            self.seq = self.seq.slice(0, self.prompt)
+        self.seq.append(token)
 
     def grant(self, found: Found, hit: int) -> None:
         """Admission: ``hit`` tokens are reused, their part of the row belongs to the tree."""

@@ -332,7 +332,7 @@ class Scheduler:
         for token in tokens:
             req.outputs += 1
             if req.outputs <= req.max_new and not req.finished:
-                req.seq.append(token)
+                req.append(token)
                 req.finished = token in req.stop_ids
         req.finished = req.finished or req.outputs >= req.max_new
         if verified:
