@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from .errors import BadInput, HandoffError
+
+if TYPE_CHECKING:
+    from .experiment import RowSpec
 
 __all__ = ["app", "main"]
 
@@ -35,6 +38,18 @@ Sets = Annotated[
 Adapters = Annotated[
     list[str],
     typer.Option("--adapters", "--adapter", metavar="NAME[,NAME]", help="Only these adapters."),
+]
+Rows = Annotated[
+    list[str],
+    typer.Option(
+        "--row", metavar="ADAPTER:OPTION=VALUE,...", help="One more row with options of its own."
+    ),
+]
+Pasted = Annotated[
+    list[str],
+    typer.Option(
+        "--from", metavar="COMMAND", help="One more row from a server's command line, quoted."
+    ),
 ]
 PoolTokens = Annotated[
     int | None,
@@ -160,6 +175,8 @@ def run_command(
         ),
     ] = None,
     sets: Sets = [],  # noqa: B006
+    rows: Rows = [],  # noqa: B006
+    pasted: Pasted = [],  # noqa: B006
     pool_tokens: PoolTokens = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only the first N requests of a trace.")
@@ -197,6 +214,7 @@ def run_command(
         sources=list(sources or ()),
         adapters=_names(adapters),
         sets=_sets(sets),
+        extra=_rows(rows, pasted),
         pool_tokens=pool_tokens,
         execute=execute,
         limit=limit,
@@ -272,6 +290,8 @@ def explain(
     adapters: Adapters = [],  # noqa: B006
     only: Annotated[list[str], typer.Option(metavar="NAME", help="The same as --adapters.")] = [],  # noqa: B006
     sets: Sets = [],  # noqa: B006
+    rows: Rows = [],  # noqa: B006
+    pasted: Pasted = [],  # noqa: B006
     what_if: Annotated[
         list[str],
         typer.Option(
@@ -292,11 +312,12 @@ def explain(
 
     explain_command(
         list(prompts or ()),
-        shorthand=(shared, tail) if shared is not None else None,
+        pair=(shared, tail) if shared is not None else None,
         request=(request, ledger, scenario) if request is not None else None,
         tokenizer=tokenizer,
         adapters=_names([*adapters, *only]),
         sets=_sets(sets),
+        extra=_rows(rows, pasted),
         what_ifs=what_if,
         pool_tokens=pool_tokens,
         model=model,
@@ -438,6 +459,21 @@ def _sets(given: list[str]) -> dict[str, dict[str, Any]]:
             found.setdefault(name, {})[option] = value
     for name, values in found.items():
         make_options(load(name), values)
+    return found
+
+
+def _rows(rows: list[str], pasted: list[str]) -> list[RowSpec]:
+    """Rows of ``--row`` and ``--from``; says which flags of a server were ignored."""
+    if not rows and not pasted:
+        return []
+    from .commandline import parse_row, parse_server
+
+    found = [parse_row(text) for text in rows]
+    for text in pasted:
+        row, ignored = parse_server(text)
+        found.append(row)
+        if ignored:
+            print(f"{row.label}: without effect here: {' '.join(ignored)}", file=sys.stderr)
     return found
 
 

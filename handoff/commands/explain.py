@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from handoff import explain as explaining
 from handoff.errors import BadInput
-from handoff.experiment import rows_of
+from handoff.experiment import RowSpec, rows_of
+from handoff.explain import explain, explain_request, read_prompt, shorthand, what_if
 from handoff.ledger.entries import read_ledger
 
 __all__ = ["explain_command"]
@@ -18,11 +18,12 @@ __all__ = ["explain_command"]
 def explain_command(
     paths: Sequence[Path],
     *,
-    shorthand: tuple[int, int] | None,
+    pair: tuple[int, int] | None,
     request: tuple[str, Path, str | None] | None,
     tokenizer: Path | None,
     adapters: Sequence[str],
     sets: dict[str, dict[str, Any]],
+    extra: Sequence[RowSpec],
     what_ifs: Sequence[str],
     pool_tokens: int | None,
     model: str,
@@ -32,23 +33,23 @@ def explain_command(
     as_json: bool,
 ) -> None:
     """Print the account of one prompt; exactly one source of prompts must be given."""
-    if sum((bool(paths), shorthand is not None, request is not None)) != 1:
+    if sum((bool(paths), pair is not None, request is not None)) != 1:
         raise BadInput("explain needs prompts, or --shared N, or --request ID (one of them)")
     if request is not None:
         name, ledger, scenario = request
-        found = explaining.explain_request(read_ledger(ledger), name, scenario)
+        found = explain_request(read_ledger(ledger), name, scenario)
     else:
         prompts = (
-            explaining.shorthand(*shorthand)
-            if shorthand is not None
-            else [explaining.read_prompt(path, tokenizer) for path in paths]
+            shorthand(*pair)
+            if pair is not None
+            else [read_prompt(path, tokenizer) for path in paths]
         )
         if not all(len(prompt.tokens) for prompt in prompts):
             raise BadInput("a prompt needs at least one token")
-        found = explaining.explain(
+        found = explain(
             prompts,
-            rows_of(None, adapters, sets),
-            what_ifs=[each for text in what_ifs for each in explaining.what_if(text, adapters)],
+            rows_of(None, adapters, sets, extra),
+            what_ifs=[each for text in what_ifs for each in what_if(text, adapters)],
             pool_tokens=pool_tokens,
             model=model,
             device=device,

@@ -1,0 +1,125 @@
+"""Rows from pasted server commands and from ``ADAPTER:OPTION=VALUE``."""
+
+from __future__ import annotations
+
+import doctest
+from typing import Any
+
+import pytest
+
+from handoff import commandline as module
+from handoff.commandline import parse_row, parse_server
+from handoff.errors import BadInput, HandoffError, Unsupported
+
+
+def test_the_examples_of_the_docstrings() -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "adapter", "values", "ignored"),
+    [
+        (
+            "vllm serve m/x --block-size 32 --max-num-batched-tokens=8192 --port 8000"
+            " --no-enable-prefix-caching --gpu-memory-utilization 0.9 --enforce-eager",
+            "vllm",
+            {
+                "block_size": 32,
+                "max_num_batched_tokens": 8192,
+                "enable_prefix_caching": False,
+            },
+            ("--port", "--gpu-memory-utilization", "--enforce-eager"),
+        ),
+        (
+            "vllm serve --enable-chunked-prefill m/x --max-model-len 32k",
+            "vllm",
+            {"enable_chunked_prefill": True, "max_model_len": 32_000},
+            (),
+        ),
+        (
+            "VAR=1 python -m vllm.entrypoints.openai.api_server --model m --kv-cache-dtype fp8",
+            "vllm",
+            {},
+            ("--model", "--kv-cache-dtype"),
+        ),
+        (
+            'vllm serve m --speculative-config \'{"method": "eagle", "num_speculative_tokens": 3,'
+            ' "model": "d"}\'',
+            "vllm",
+            {"speculative_method": "eagle", "num_speculative_tokens": 3},
+            (),
+        ),
+        (
+            "python3 -m sglang.launch_server --model-path m --page-size 16 \\\n"
+            "  --chunked-prefill-size 4096 --disable-radix-cache --tp 2",
+            "sglang",
+            {"page_size": 16, "chunked_prefill_size": 4096, "disable_radix_cache": True},
+            ("--model-path", "--tp"),
+        ),
+        (
+            "./build/bin/llama-server -m model.gguf -np 1 --cache-reuse 256 -c 32768 -ngl 99"
+            " --no-context-shift -fa on",
+            "llamacpp",
+            {"parallel": 1, "cache_reuse": 256, "ctx_size": 32768, "context_shift": False},
+            ("-m", "-ngl", "-fa"),
+        ),
+    ],
+)
+def test_flags_become_options(
+    text: str, adapter: str, values: dict[str, Any], ignored: tuple[str, ...]
+) -> None:
+    found = parse_server(text)
+    assert found.row.adapter == adapter
+    assert dict(found.row.values) == values
+    assert found.ignored == ignored
+
+
+@pytest.mark.parametrize(
+    ("text", "flag"),
+    [
+        ("vllm serve m --kv-offloading-size 8", "--kv-offloading-size"),
+        ("vllm serve m --some-new-cache-flag 8", "--some-new-cache-flag"),
+        ("python -m sglang.launch_server --hicache-storage-backend file", "--hicache-storage"),
+        ("python -m sglang.launch_server --dp-size 2", "--dp-size"),
+        ("llama-server --mmproj p.gguf", "--mmproj"),
+    ],
+)
+def test_flags_that_change_the_cache_are_never_dropped(text: str, flag: str) -> None:
+    with pytest.raises(Unsupported, match=flag):
+        parse_server(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tgi --port 80", "known servers: vllm serve"),
+        ("vllm serve 'm", "No closing quotation"),
+        ("vllm serve m --block-size many", "block_size"),
+        ("vllm serve m --speculative-config 3", "no JSON object"),
+        ("vllm serve m --speculative-config {", "no JSON"),
+    ],
+)
+def test_mistakes_name_themselves(text: str, says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        parse_server(text)
+
+
+def test_a_row_is_labelled_with_its_own_text() -> None:
+    assert parse_row("vllm").label == "vllm"
+    row = parse_row("sglang:page_size=16,chunked_prefill_size=2048")
+    assert row.label == "sglang:page_size=16,chunked_prefill_size=2048"
+    assert dict(row.values) == {"page_size": 16, "chunked_prefill_size": 2048}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nobody", "no adapter 'nobody'"),
+        ("vllm:block_sise=3", "Did you mean block_size"),
+        ("vllm:block_size", "give ADAPTER:OPTION=VALUE"),
+        ("vllm:block_size=0", "block_size"),
+    ],
+)
+def test_a_wrong_row_is_one_line(text: str, says: str) -> None:
+    with pytest.raises(HandoffError, match=says):
+        parse_row(text)
