@@ -39,13 +39,14 @@ class Rule:
 
 @dataclass
 class Cold:
-    """``logits [positions computed by the last stage, vocab]``, which belong to ``positions``.
+    """``logits [rows, vocab]`` and ``hidden`` of the ``positions`` that the last stage computes.
 
     ``kv`` are rotated keys and values by owning layer over all positions (NaN where the layer's
     stage computes nothing), ``states`` the state after every position by state layer.
     """
 
     logits: torch.Tensor
+    hidden: torch.Tensor
     positions: torch.Tensor
     kv: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     states: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -60,7 +61,7 @@ def cold_run(
     length = len(content)
     rule = rule or Rule()
     x = embed(model.weights, expand(content))
-    out = Cold(x, torch.arange(length, device=x.device))
+    out = Cold(x, x, torch.arange(length, device=x.device))
     rows = out.positions
     for at, layer in enumerate(spec.layers):
         kept = _computed(rule, layer.stage, length).to(x.device)
@@ -80,7 +81,8 @@ def cold_run(
             mixed = _dense(model.query(at, inputs, stage), k, v, mask, model.scale)
         x = x + mixed @ model.weights.layers[at].o
         x = x + feed_forward(x, model.weights.layers[at], spec.norm_eps)
-    out.logits = normed(x, spec.norm_eps) @ model.weights.head
+    out.hidden = x
+    out.logits = model.logits(x)
     out.positions = rows
     return out
 

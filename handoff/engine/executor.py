@@ -24,7 +24,7 @@ class Executor(InOrder):
 
     * ``number``: the last Step; ``rows``: its rows with their real positions and tokens.
     * ``logits``: per row of it, ``[emits, vocab]``.
-    * ``last_plan``: the arrays it ran on.
+    * ``last_plan``: the arrays it ran on; ``hidden``: the last stage's rows ``[rows, hidden]``.
 
     With ``poison`` (truth mode) a fresh bind fills NaN. ``watch`` is called after every Step.
     """
@@ -52,6 +52,7 @@ class Executor(InOrder):
         self.rows: list[Settled] = []
         self.logits: list[torch.Tensor] = []
         self.last_plan: ForwardPlan | None = None
+        self.hidden = torch.empty(0, self.spec.hidden, dtype=dtype, device=device)
 
     def run(self, step: Step) -> Mapping[int, torch.Tensor]:
         """Execute a Step whose predecessors are all answered; logits by sequence."""
@@ -76,7 +77,9 @@ class Executor(InOrder):
         if not self.rows:
             return
         plan = self.last_plan = self.build(self.rows, self.layout, self.spec)
-        logits = self.model.forward(plan, self.pages)
+        self.hidden = self.model.forward(plan, self.pages)
+        emits = torch.from_numpy(plan.emits).to(self.hidden.device)
+        logits = self.model.logits(self.hidden.index_select(0, emits))
         bounds = plan.emit_start.tolist()
         self.logits = [logits[a:b] for a, b in pairwise(bounds)]
         for row in self.rows:

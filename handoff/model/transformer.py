@@ -44,7 +44,7 @@ class Transformer:
         self.scale = spec.head_dim**-0.5
 
     def forward(self, plan: ForwardPlan, pages: KVPages) -> torch.Tensor:
-        """Logits ``[emitted rows, vocab]``; K, V and states are stored on the way."""
+        """Hidden rows of the last stage, ``[rows, hidden]``; K, V and states are stored."""
         x = embed(self.weights, plan.tokens)
         joined: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         entered = -1
@@ -62,8 +62,11 @@ class Transformer:
                 mixed = self._attend(at, layer, rows, stage, pages, joined)
             x = x + mixed @ self.weights.layers[at].o
             x = x + feed_forward(x, self.weights.layers[at], self.spec.norm_eps)
-        last = x.index_select(0, torch.from_numpy(plan.emits).to(x.device))
-        return normed(last, self.spec.norm_eps) @ self.weights.head
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits ``[rows, vocab]`` of hidden rows."""
+        return normed(hidden, self.spec.norm_eps) @ self.weights.head
 
     # -- maps -------------------------------------------------------------------------------
 
