@@ -17,7 +17,7 @@ from .slots import Blocks, FreeList
 
 if TYPE_CHECKING:
     from .cache import PrefixCache
-from .lookup import Found
+    from .lookup import Found
 
 __all__ = ["HostTier"]
 
