@@ -89,11 +89,13 @@ class KVCache:
         total = min(local + external, limit)
         state.resume_at = total
         pool = self.pool
-        if hit is not None and self.options.scheduler_reserve_full_isl:
-            whole = self._needed(state, hit, min(state.known, limit), total, capped=True)
-            if whole + watermark > pool.num_free:
-                return False
         slots = min(total + new + lookahead, limit)
+        if hit is not None and self.options.scheduler_reserve_full_isl:
+            everything = min(state.known, limit)
+            if total + new < everything or state.computed:  # else the check below asks no less
+                whole = self._needed(state, hit, everything, total, capped=True)
+                if whole + watermark > pool.num_free:
+                    return False
         computed_after = state.scheduled_to = total + new
         if hit is None and self._is_covered(state, slots):
             self.insertion.insert(state, min(computed_after, state.known))

@@ -136,6 +136,8 @@ def spans(sizes: Sizes, state: RequestState, start: int) -> Spans | None:
     the window alone (records: R-SWA is planned, not executed).
     """
     replays = start < state.served
+    if not replays and not sizes.has_rswa:
+        return None
     visible = [_first_visible(sizes, group, state) for group in sizes.groups]
     if not replays and not any(visible):
         return None

@@ -51,7 +51,6 @@ class VllmEngine:
         self.batch = Batch()
         """What the last ``schedule()`` decided."""
         self._in_flight: deque[tuple[int, list[Scheduled]]] = deque()
-        self._is_odd = any(group.type == "rswa" for group in sizes.groups)
         self._num_steps = 0
         self._completed = -1
         self._num_submitted = 0
@@ -154,8 +153,7 @@ class VllmEngine:
         tokens = self._content(row)
         emits = 1 + len(row.drafts) if row.samples else 0
         states = state_uses(self.cache, row) if self.cache.has_states else ()
-        odd = self._is_odd or row.start < state.served
-        shape = spans(self.sizes, state, row.start) if odd else None
+        shape = spans(self.sizes, state, row.start)
         return Row(row.seq, row.start, tokens, len(row.drafts), emits, shape, states)
 
     @staticmethod

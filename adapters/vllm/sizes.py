@@ -93,6 +93,7 @@ class Sizes:
     """Tokens recomputed behind a hit to refill a window that is not cached (RULES 11)."""
     batches: int
     """Steps that may be in flight."""
+    has_rswa: bool
 
     @property
     def uncertain(self) -> int:
@@ -132,6 +133,7 @@ class Sizes:
             watermark_blocks=int(options.watermark * options.num_gpu_blocks),
             replay=max((g.window for g in groups if not g.cacheable), default=0),
             batches=2 if options.is_async else 1,
+            has_rswa=any(group.type == "rswa" for group in groups),
         )
 
 
