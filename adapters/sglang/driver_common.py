@@ -10,7 +10,6 @@ from handoff.index.spans import Seq
 from handoff.types import Request
 
 from .journal import Evicted
-from .lookup import Found
 from .replay import Bench, Transfers, gone, run_lengths
 from .req import Req
 from .slots import Blocks
@@ -34,7 +33,6 @@ class _Listener(Transfers):
     def begin(self) -> None:
         """A new request is served."""
         self.chunks: list[list[int]] = []
-        self.found: Found | None = None
         self.loaded = 0
         self.lock = self.window_lock = 0
         self.table: list[int] = []
