@@ -172,8 +172,10 @@ class Accountant:
         self._flying.append(step)
 
     def complete(self, result: StepResult) -> None:
-        """The result of the oldest Step in flight is known."""
+        """The result of the oldest Step in flight is known; one without rows may go unanswered."""
         step = self._flying.popleft()
+        while step.number < result.number and not step.rows:
+            step = self._flying.popleft()
         assert step.number == result.number, f"result {result.number} answers step {step.number}"
         self._now += result.forward_s + result.sample_s
         if self._tainted is not None:
