@@ -10,6 +10,7 @@ import hashlib
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
@@ -103,6 +104,7 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
     Raises what stopped it only if nothing was finished by then.
     """
     sources = [_source(name, plan, say) for name in plan.sources or builtin()]
+    _distinct([source.stream.name for source in sources])
     jobs = [
         (spec, source)
         for source in sources
@@ -176,10 +178,10 @@ def _trace(path: Path, plan: RunPlan, say: Callable[[str], None]) -> _Source:
 
     skipped: list[str] = []
     requests = list(read_mooncake(path, plan.limit, skip_bad=skipped if plan.skip_bad else None))
-    if not requests:
-        raise BadInput("holds no request", file=path)
     for line in skipped:
         say(f"skipped {line}")
+    if not requests:
+        raise BadInput(f"holds no {'readable ' if skipped else ''}request", file=path)
     name = path.name.split(".")[0] if str(path) != "-" else "stdin"
     arrivals = [Arrival(request.id, When(), request) for request in requests]
     whole = "" if plan.limit is None else f"first {len(requests):,} requests of "
@@ -196,6 +198,13 @@ def _trace(path: Path, plan: RunPlan, say: Callable[[str], None]) -> _Source:
         _sha(path.read_bytes()) if str(path) != "-" else _digest(requests),
         skipped,
     )
+
+
+def _distinct(names: Sequence[str]) -> None:
+    """Refuses two sources of one name: their entries could not be told apart."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise BadInput(f"{count} sources are named {name}: give each of them another name")
 
 
 def _digest(requests: Sequence[Request]) -> str:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,11 @@ def test_mooncake_blocks_are_virtual_runs(tmp_path: Path) -> None:
         ({"output_length": True}, "output_length"),
         ({"timestamp": "soon"}, "timestamp"),
         ({"timestamp": float("nan")}, "timestamp"),
+        ({"timestamp": 10**400}, "timestamp"),
+        ({"timestamp": 1e300}, "timestamp"),
+        ({"hash_ids": [True, False]}, "hash_ids"),
+        ({"hash_ids": [4, 1 << 52]}, "hash_ids"),
+        ({"block_size": 350}, "block_size"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, change: dict[str, object], field: str) -> None:
@@ -50,6 +57,47 @@ def test_a_bad_line_is_named(tmp_path: Path, change: dict[str, object], field: s
         list(read_mooncake(path))
     skipped: list[str] = []
     assert len(list(read_mooncake(path, skip_bad=skipped))) == 1 and len(skipped) == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf%s\n%s",
+        b"%s\r\n\r\n%s\r\n",
+        b"\n%s\n   \n%s",
+        '{"note": "\u2028\x85\U0001f600", %s\n%s'.encode(),
+    ],
+)
+def test_line_ends_marks_and_separators_change_nothing(tmp_path: Path, content: bytes) -> None:
+    line = json.dumps(LINE).encode()
+    first = line[1:] if content.startswith(b"{") else line
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(content % (first, line))
+    assert [(len(r.prompt), r.max_tokens) for r in read_mooncake(path)] == [(700, 3)] * 2
+
+
+def test_standard_input_is_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps({**LINE, "note": "\u00e9"}, ensure_ascii=False)
+    stream = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", stream)
+    assert len(list(read_mooncake(Path("-")))) == 1
+    assert list(read_mooncake(Path("-"))) == []  # read to its end, still open
+
+
+def test_a_line_that_is_no_text_is_one_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    line = json.dumps(LINE).encode() + b"\n"
+    path.write_bytes(line * 500 + b'{"\xff": 1}\n' + line)
+    with pytest.raises(BadInput, match="line 501: is not UTF-8 text"):
+        list(read_mooncake(path))
+    skipped: list[str] = []
+    assert len(list(read_mooncake(path, skip_bad=skipped))) == 501 and len(skipped) == 1
+
+
+@pytest.mark.parametrize("name", ["a\0b.jsonl", ".", "x" * 300])
+def test_a_path_that_cannot_be_opened_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BadInput, match="cannot be read"):
+        list(read_mooncake(tmp_path / name))
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"[1]\n", b"{\n"])
