@@ -49,15 +49,22 @@ class RamCache:
     drop: Callable[[str, Entry], None]
     entries: list[Entry] = field(default_factory=list)
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all entries."""
-        return sum(entry.num_bytes for entry in self.entries)
+    num_bytes: int = 0
+    """Bytes of all entries."""
+    num_tokens: int = 0
+    """Tokens of all entries."""
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all entries."""
-        return sum(entry.length for entry in self.entries)
+    def add(self, entry: Entry) -> None:
+        """The newest entry."""
+        self.entries.append(entry)
+        self.num_bytes += entry.num_bytes
+        self.num_tokens += entry.length
+
+    def take(self, entry: Entry) -> None:
+        """An entry leaves the list; its copies are the caller's."""
+        self.entries.remove(entry)
+        self.num_bytes -= entry.num_bytes
+        self.num_tokens -= entry.length
 
     def holds(self, slot: Slot) -> bool:
         """Whether some entry has the slot's whole list as a prefix."""
@@ -120,5 +127,5 @@ class RamCache:
             self._give_up("tok", self.entries[0])
 
     def _give_up(self, why: str, entry: Entry) -> None:
-        self.entries.remove(entry)
+        self.take(entry)
         self.drop(why, entry)

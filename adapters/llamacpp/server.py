@@ -146,7 +146,7 @@ class Server:
             return False
         entry = Entry(slot.text, slot.length, self.memory.save(slot.id), origin=slot.origin)
         entry.checkpoints = self._cloned(slot.checkpoints)
-        self.ram.entries.append(entry)
+        self.ram.add(entry)
         self.events.append(Event("offload", None, (slot.id,), tokens=slot.length, rule="8.1"))
         return True
 
@@ -166,8 +166,8 @@ class Server:
         slot.text = entry.text.slice(0, entry.length)
         slot.length = entry.length
         slot.origin = entry.origin
+        self.ram.take(entry)
         slot.checkpoints = entry.checkpoints
-        self.ram.entries.remove(entry)
         self.memory.drop(entry.saved)
         if running:
             assert task is not None
@@ -368,6 +368,7 @@ class Server:
                 continue
             self.say("child", slot, child.id)
             child.checkpoints = self._cloned(slot.checkpoints)
+            child.phase = "fed"
             yield child
 
     def open_child(self, slot: Slot, first: int) -> None:
@@ -403,6 +404,10 @@ class Server:
         slot.task = slot.parent = None
         slot.phase = "idle"
         self.ended.append(slot.id)
+        for other in self.slots:
+            if other.parent is slot and other.phase == "waiting":  # its parent gave up
+                self.say("error", other, "server_error")
+                self.release(other)
 
     def clear(self, slot: Slot) -> None:
         """Tokens, checkpoints and KV of a slot go."""
@@ -428,7 +433,9 @@ class Server:
             self.empty(slot)
             slot.t_last, slot.scales = -1, None
         while self.ram is not None and self.ram.entries:
-            self._drop_entry("restart", self.ram.entries.pop())
+            entry = self.ram.entries[-1]
+            self.ram.take(entry)
+            self._drop_entry("restart", entry)
         for cells in self.memory.kv.values():
             cells.head = [0] * cells.streams
         self.events.append(Event("reset", rule="1"))

@@ -67,7 +67,7 @@ class Slot:
     origin: Origin = field(default_factory=Origin)
     task: Task | None = None
     phase: str = "idle"
-    """idle, waiting (a child), started, prompt, generating."""
+    """idle, waiting (a child), fed (a child), started, prompt, generating."""
     num_outputs: int = 0
     sampled: int = 0
     """The last sampled token, not yet fed back."""

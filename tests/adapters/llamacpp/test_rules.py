@@ -576,3 +576,12 @@ def test_rule_5_3_a_second_generation_checkpoint_lacks_a_window_position() -> No
     assert server.lines("ck<") == [("ck<", 0, 98, 160, 161, 160)]
     assert server.handoffs["r3"].unsound == ("5.3",)
     assert server.tainted["r3"] == ("hidden",)
+
+
+def test_rule_9_children_of_a_refused_parent_do_not_wait_forever() -> None:
+    server = Server(SMALL, parallel=3, ctx_size=768, cache_ram=0)
+    with pytest.raises(Refused):
+        server.engine.submit(server.request(text(1, 256), 1, n_cmpl=2), 0.0)
+    assert server.serve(text(2, 20)).error is None
+    assert server.engine.observe()["busy"] == []
+    assert server.lengths.count(0) == 2
