@@ -190,7 +190,7 @@ def page() -> tuple[str, dict[str, str]]:
         picture = draw_strip(strip_of(comparison))
         name = f"savings-{at}.svg"
         figures[name] = picture.svg()
-        text = render_plain(comparison).rsplit("\nNext:", 1)[0]
+        text = render_plain(comparison).rsplit("\nTime to", 1)[0]
         parts.append(
             f"## {at}. {effect.title}\n\n{_fill(effect.before.format(**found))}\n\n"
             f"![{picture.alt}](figures/{name})\n\n"

@@ -243,6 +243,7 @@ class _Watch:
         self.chunks: dict[str, list[tuple[int, int]]] = {}
         self.first_step: dict[str, int] = {}
         self.passes: list[list[str]] = []
+        self.corrected: tuple[int, int] | None = None
         self._of_seq: dict[int, Handoff] = {}
         self._iterations: list[int] = []
 
@@ -253,6 +254,10 @@ class _Watch:
             self._of_seq[handoff.seq] = handoff
             self.handoffs.setdefault(handoff.request, handoff)
             self.first_step.setdefault(handoff.request, len(self._iterations))
+        needed = sum(h.known_tokens - h.hit_tokens for h in step.handoffs)
+        tokens = sum(len(row.tokens) for row in step.rows)
+        if needed > tokens and self.corrected is None:
+            self.corrected = needed, tokens
         filling = []
         for row in step.rows:
             found = self._of_seq.get(row.seq)
@@ -306,6 +311,7 @@ def play(case: FieldCase) -> Played:
         chunks=watch.chunks,
         first_step=watch.first_step,
         passes=watch.passes,
+        corrected=watch.corrected,
         called={group.name: _called(group) for group in engine.layout.groups},
         story=[
             *(line for entry in entries for line in story(entry)),

@@ -38,7 +38,8 @@ REMARKS = frozenset(
 class Played:
     """What came of a run: entries by request, and what only Steps tell.
 
-    ``called`` are the words by which an expectation may name a group.
+    ``corrected`` are the tokens that the first over-full step needed and got. ``called`` are the
+    words by which an expectation may name a group.
     """
 
     entries: Mapping[str, Entry]
@@ -47,6 +48,7 @@ class Played:
     chunks: Mapping[str, list[tuple[int, int]]]
     first_step: Mapping[str, int]
     passes: list[list[str]]
+    corrected: tuple[int, int] | None
     called: Mapping[str, Sequence[str]]
     story: list[str]
 
@@ -105,8 +107,8 @@ def _fits(wanted: Any, got: Any) -> bool:
     """Equal; a pair of integers is a closed interval where one number is checked."""
     if isinstance(wanted, list) and len(wanted) == 2 and isinstance(got, int):
         return bool(wanted[0] <= got <= wanted[1])
-    if isinstance(wanted, Mapping):
-        return got is not None and _fit_groups(wanted, got)
+    if isinstance(wanted, Mapping) and isinstance(got, list):
+        return _fit_groups(wanted, got)
     if isinstance(wanted, list) and isinstance(got, list):
         if wanted and isinstance(wanted[0], int) and got and isinstance(got[0], list):
             return wanted == [length for _, length in got]
@@ -193,7 +195,12 @@ _BY_REQUEST: dict[str, Callable[[Played, str], Any]] = {
 }
 
 
+def _forward(played: Played) -> Any:
+    return played.corrected and dict(zip(("needed", "after_correction"), played.corrected))
+
+
 _TOTALS: dict[str, Callable[[Played], Any]] = {
+    "forward_tokens": _forward,
     "passes": lambda played: played.passes,
     "compute_total": lambda played: sum(e.computed_tokens for e in played.entries.values()),
 }

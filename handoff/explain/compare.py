@@ -11,6 +11,8 @@ from handoff.adapter import Adapter, Options, known_options, load, make_options
 from handoff.errors import BadInput
 from handoff.experiment import RowSpec, Stream, run_row
 from handoff.ledger.entries import Entry, Ledger
+from handoff.ledger.roofline import device as find_device
+from handoff.model.presets import load_model
 from handoff.types import Request
 from handoff.workload.arrivals import Arrival, When
 
@@ -99,6 +101,9 @@ class Answer:
             "unit": entry.unit,
             "tokens": dict(entry.tokens),
             "saved_ratio": entry.saved_flops / entry.cold_flops if entry.cold_flops else None,
+            "ttft_s": entry.ttft_s,
+            "cold_ttft_s": entry.cold_ttft_s,
+            "counters": dict(entry.counters),
             "runs": [list(run) for run in entry.runs],
             "lanes": {name: [list(run) for run in lane] for name, lane in entry.lanes.items()},
             "chain": [link._asdict() for link in chain(entry)],
@@ -117,7 +122,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Several frameworks' accounts of one prompt, with what it has in common with earlier ones."""
+    """Several frameworks' accounts of one prompt, with what it has in common with earlier ones.
+
+    ``model`` and ``hardware`` say whose FLOPs are counted and what the times assume.
+    """
 
     name: str
     prompt_tokens: int
@@ -125,6 +133,8 @@ class Comparison:
     difference: Difference | None = None
     what_ifs: tuple[Outcome, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    hardware: str = ""
 
     @property
     def shared_tokens(self) -> int:
@@ -136,6 +146,8 @@ class Comparison:
         return {
             "prompt": self.name,
             "prompt_tokens": self.prompt_tokens,
+            "model": self.model,
+            "hardware": self.hardware,
             "difference": self.difference._asdict() if self.difference else None,
             "answers": [answer.to_dict() for answer in self.answers],
             "what_ifs": [
@@ -238,6 +250,8 @@ def explain(
         compare(prompts),
         tuple(outcomes),
         refused,
+        load_model(model).title,
+        find_device(device).assumptions,
     )
 
 

@@ -17,7 +17,7 @@ from handoff.report.strip import Run as StripRun
 from handoff.report.strip import Strip, StripRow
 from handoff.report.tables import legend, strip_lines, style_of
 from handoff.report.totals import label
-from handoff.report.words import count, number_word, percent, span_of
+from handoff.report.words import count, number_word, percent, seconds, span_of
 
 from .chain import chain, story
 from .compare import Answer, Comparison, Outcome
@@ -70,6 +70,8 @@ def render(
         _reasons(out, comparison.answers)
     for line in _formulas(comparison.answers):
         out.say(line, indent="  ")
+    if comparison.hardware:
+        out.say(_times(comparison), indent="  ")
     if comparison.what_ifs:
         out.say("What if  " + " · ".join(map(_what_if, comparison.what_ifs)), indent="         ")
     out.say("Next: --steps (every rule in order) · --only NAME · --what-if OPTION=VALUE")
@@ -295,6 +297,18 @@ def _formulas(answers: Sequence[Answer]) -> Iterator[str]:
             entry = answer.entry
             text += f"; here {answer.formula.words(entry.shared_tokens, entry.known_tokens)}"
         yield text
+
+
+def _times(comparison: Comparison) -> str:
+    """Roofline times to the first token, hit and cold, with what they assume."""
+    parts = [
+        f"{_name(entry)} {seconds(entry.ttft_s)} (cold {seconds(entry.cold_ttft_s)})"
+        for entry in (answer.entry for answer in comparison.answers)
+    ]
+    return (
+        f"Time to the first token, {comparison.model}, roofline {comparison.hardware}:"
+        f" {' · '.join(parts)}"
+    )
 
 
 def _what_if(outcome: Outcome) -> str:

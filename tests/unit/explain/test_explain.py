@@ -95,6 +95,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     text = "\n".join(lines)
     assert text.startswith("prompt-2 shares 1,867 of its 2,048 tokens with prompt-1;")
     assert ("1 who matches" in text) is (width == 120)
+    assert "roofline H200: 989 TFLOP/s at 60%" in text.replace("\n  ", " ")
     assert "1,840" in text and "…" not in text
 
 
