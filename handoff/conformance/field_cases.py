@@ -256,7 +256,7 @@ class _Watch:
             self.first_step.setdefault(handoff.request, len(self._iterations))
         needed = sum(h.known_tokens - h.hit_tokens for h in step.handoffs)
         tokens = sum(len(row.tokens) for row in step.rows)
-        if needed > tokens and self.corrected is None:
+        if needed > tokens and len(step.handoffs) > 1 and self.corrected is None:
             self.corrected = needed, tokens
         filling = []
         for row in step.rows:

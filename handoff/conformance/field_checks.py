@@ -38,8 +38,8 @@ REMARKS = frozenset(
 class Played:
     """What came of a run: entries by request, and what only Steps tell.
 
-    ``corrected`` are the tokens that the first over-full step needed and got. ``called`` are the
-    words by which an expectation may name a group.
+    ``corrected`` are the tokens that the first over-full batch needed and got (a batch of several
+    admissions). ``called`` are the words by which an expectation may name a group.
     """
 
     entries: Mapping[str, Entry]
