@@ -45,6 +45,7 @@ def handoff_of(
         deductions=deductions,
         groups=_groups(server.memory, slot, hit.tokens, hit.matched, hit.tokens + hit.full),
         moved_spans=hit.moved,
+        external_tokens={"host": hit.tokens} if slot.loaded and hit.tokens else {},
         elsewhere=elsewhere,
         matcher=slot.chosen,
         references=REFERENCES,

@@ -66,6 +66,7 @@ class Server:
             return False
         self._say_choice(choice)
         slot = choice.slot
+        slot.loaded = slot.loaded and slot.busy
         words = choice.words(slot.length, self.ram is not None)
         if choice.update and self.ram is not None and not task.decision:
             self._swap(slot, task)
@@ -167,6 +168,7 @@ class Server:
         slot.length = entry.length
         slot.origin = entry.origin
         self.ram.take(entry)
+        slot.loaded = True
         slot.checkpoints = entry.checkpoints
         self.memory.drop(entry.saved)
         if running:

@@ -72,6 +72,8 @@ class Slot:
     sampled: int = 0
     """The last sampled token, not yet fed back."""
     parent: Slot | None = None
+    loaded: bool = False
+    """Whether the RAM cache filled the slot for its present task."""
     chosen: str = ""
     """How the slot came to its task, in words."""
     truncated: bool = False

@@ -105,6 +105,7 @@ def test_rule_2_default_server_keeps_one_slot_and_moves_the_rest_to_ram() -> Non
     report = server.serve([*text(1, 50), *text(3, 5)])
     assert (report.slot, report.hit) == (1, 50)
     assert server.lines("pc_load") == [("pc_load", None, 0.98, 0.909)]
+    assert server.handoffs["r3"].external_tokens == {"host": 50}
 
 
 # -- 3 hit length ------------------------------------------------------------------------------
