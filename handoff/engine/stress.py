@@ -97,6 +97,12 @@ _STREAMS: list[dict[str, Any]] = [
         "rows": [
             _row("vllm", "window", groups=_HYBRID),
             _row("vllm", "states", groups=[{"type": "full"}, {"type": "mamba", "block_size": 32}]),
+            _row(
+                "vllm",
+                "fine",
+                groups=[{"type": "full", "block_size": 64}, {"type": "mamba", "block_size": 64}],
+                prefix_match_unit=16,
+            ),
             _row("sglang", "window", attention="swa", sliding_window_size=64),
             _row("sglang", "states", attention="mamba"),
             _row("llamacpp", "window", memory="window", n_swa=64, n_layer_swa=1, n_layer=1),

@@ -56,7 +56,7 @@ class TagOps(InOrder):
         self._reading: dict[int, Reading] = {}
         self._loras: dict[int, str | None] = {seed(None): None}
         """LoRA of every seed seen so far."""
-        self._shifted: list[tuple[int, Ints]] = []
+        self._shifted: dict[int, Ints] = {}
 
     def _tags(self, at: int, pool: str | None = None) -> Slots:
         group = self.layout.groups[at]
@@ -173,14 +173,9 @@ class TagOps(InOrder):
         at = self.tables.index[op.group]
         tags = self._tags(at)
         held = self.tables.held[self.layout.groups[at].pool]
+        self._once(at, op)
         for first, count in op.runs:
             slots = np.arange(first, first + count)
-            for group, before in self._shifted:
-                if group == at and len(twice := np.intersect1d(slots, before)):
-                    raise self._fault(
-                        "shifted twice", "a slot shifts once a Step", at=at, slot=int(twice[0])
-                    )
-            self._shifted.append((at, slots))
             shared = held[slots // tags.size] > 1
             if shared.any():
                 slot = int(slots[shared][0])
@@ -197,6 +192,16 @@ class TagOps(InOrder):
             if len(filled) and tags.label[filled].min() < 1:
                 raise self._fault("negative position", f"shift by {op.delta}", at=at, slot=first)
             tags.touch(slots)
+
+    def _once(self, at: int, op: Shift) -> None:
+        """No slot shifts twice in a Step."""
+        moved = np.concatenate([np.arange(first, first + count) for first, count in op.runs])
+        seen = np.concatenate((self._shifted.get(at, moved[:0]), moved))
+        self._shifted[at] = seen
+        slots, times = np.unique(seen, return_counts=True)
+        if (times > 1).any():
+            slot = int(slots[times > 1][0])
+            raise self._fault("shifted twice", "a slot shifts once a Step", at=at, slot=slot)
 
     def _load(self, op: Load) -> None:
         at = self.tables.index[op.group]
