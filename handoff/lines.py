@@ -6,10 +6,10 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from .errors import BadInput
 
@@ -21,8 +21,10 @@ _MARK = b"\xef\xbb\xbf"
 """Byte order mark that some editors put before UTF-8 text."""
 
 
-def _open(path: Path) -> AbstractContextManager[IO[bytes]]:
+def _open(path: Path) -> AbstractContextManager[Iterable[bytes]]:
     if str(path) == "-":
+        if sys.stdin is None:
+            raise OSError("standard input is closed")
         return nullcontext(sys.stdin.buffer)
     if path.suffix == ".gz":
         return gzip.open(path, "rb")

@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from zlib import crc32
 
 from .adapter import Engine
-from .errors import Refused, Unsupported
+from .errors import HandoffError, Refused, Unsupported
 from .index.spans import LATE, VIRTUAL, Seq
 from .types import Load, Open, Request, Row, RowResult, Step, StepResult
 from .types.ops import Copy
@@ -265,8 +265,11 @@ class _Loop:
     def act(self, arrival: Arrival) -> None:
         assert arrival.action is not None
         if not isinstance(self.engine, Acts):
-            raise Unsupported(f"action {arrival.action}: this adapter knows no actions")
-        self.engine.act(arrival.action, dict(arrival.options), self.now)
+            raise Unsupported(f"request {arrival.id}: this adapter knows no actions")
+        try:
+            self.engine.act(arrival.action, dict(arrival.options), self.now)
+        except HandoffError as error:
+            raise type(error)(f"request {arrival.id}: {error}") from None
         self.done.add(arrival.id)
 
     def refuse(self, request: Request, why: str) -> None:

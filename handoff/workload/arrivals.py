@@ -36,7 +36,7 @@ class When:
             return cls(kind, rest)  # type: ignore[arg-type]
         if kind == "during_decode" and rest:
             target, _, count = rest.partition("@")
-            if not count or (count.isdigit() and int(count) >= 1):
+            if not count or (count.isdecimal() and int(count) >= 1):
                 return cls("during_decode", target, int(count or 1))
         raise BadInput(
             f"when {text!r} is none of start, after:ID, with:ID, during_decode:ID, "

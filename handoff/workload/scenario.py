@@ -8,12 +8,12 @@ own YAML and the field cases.
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from handoff.errors import BadInput
@@ -22,11 +22,16 @@ from handoff.lines import read_text
 from handoff.types import Image, Request
 
 from .arrivals import Arrival, When
+from .document import read_document
 
 __all__ = ["Expectation", "RequestSpec", "Row", "Scenario", "Span", "builtin", "load_scenario"]
 
 STREAM = 1 << 32
 """Virtual numbers set apart for each named stream; a span may not be longer."""
+LATEST = float(1 << 43)
+"""Seconds that a clock still tells apart; later ones are no times."""
+LARGEST_POOL = 1 << 28
+"""Tokens: 32 TiB of an 8B model's keys and values."""
 
 
 class _Strict(BaseModel):
@@ -60,12 +65,12 @@ class Span(_Strict):
 class RequestSpec(_Strict):
     """One request, or an action if it has no spans."""
 
-    id: str
+    id: str = Field(min_length=1)
     when: str = "start"
     spans: tuple[Span, ...] = ()
-    tokens: tuple[int, ...] | None = None
+    tokens: tuple[Annotated[int, Field(ge=0, lt=VIRTUAL)], ...] | None = None
     output_len: int = Field(default=1, ge=0, lt=STREAM)
-    at: float = Field(default=0.0, ge=0)
+    at: float = Field(default=0.0, ge=0, lt=LATEST)
     salt: str | None = None
     lora: str | dict[str, Any] | None = None
     priority: int = 0
@@ -100,13 +105,13 @@ class Expectation(_Strict):
 class Scenario(_Strict):
     """A question, the requests that ask it, and what a reader should notice."""
 
-    name: str
+    name: str = Field(min_length=1)
     question: str
     notice: str = ""
     requests: tuple[RequestSpec, ...] = Field(min_length=1)
     rows: tuple[Row, ...] = ()
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    pool_tokens: int | None = Field(default=None, ge=1)
+    pool_tokens: int | None = Field(default=None, ge=1, le=LARGEST_POOL)
     acceptance: float = Field(default=0.7, ge=0, le=1)
     expect: dict[str, Expectation] = Field(default_factory=dict)
 
@@ -206,20 +211,14 @@ class _Streams:
 
 
 def _parse(text: str, file: object) -> Scenario:
-    try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        problem = getattr(error, "problem", None) or "is not YAML"
-        raise BadInput(
-            f"is not YAML: {problem}", file=file, line=mark.line + 1 if mark else None
-        ) from None
-    except RecursionError:
-        raise BadInput("is nested too deeply", file=file) from None
-    if not isinstance(raw, dict):
+    document = read_document(text, file)
+    if not isinstance(document.value, dict):
         raise BadInput("is not a mapping", file=file)
-    try:
-        return Scenario.model_validate(raw)
+    try:  # by way of JSON: there, strict types still read lists as tuples
+        plain = json.dumps(document.value, default=str)
+        return Scenario.model_validate_json(plain, strict=True)
+    except TypeError as error:
+        raise BadInput(f"is no scenario: {error}", file=file) from None
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -227,29 +226,9 @@ def _parse(text: str, file: object) -> Scenario:
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             close = difflib.get_close_matches(str(first["loc"][0]), Scenario.model_fields, 1)
             hint = f". Did you mean {close[0]}?" if close else ""
-        line = _line_of(text, first["loc"])
+        line = document.line(first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise BadInput(f"{message}{hint}", file=file, line=line, field=field or None) from None
-
-
-def _line_of(text: str, path: tuple[int | str, ...]) -> int | None:
-    """Line of the innermost node of ``path`` that exists in the YAML text."""
-    node = yaml.compose(text, Loader=yaml.SafeLoader)
-    line = node.start_mark.line + 1 if node is not None else None
-    for part in path:
-        if isinstance(node, yaml.MappingNode):
-            pairs = [(k, v) for k, v in node.value if k.value == str(part)]
-            if not pairs:
-                break
-            line, node = pairs[0][0].start_mark.line + 1, pairs[0][1]
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            if part >= len(node.value):
-                break
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            break
-    return line
 
 
 def builtin() -> dict[str, str]:

@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_built_in_scenarios_load(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.name == name and scenario.question.endswith("?") and scenario.notice
     for arrival in scenario.arrivals():
-        assert arrival.request is not None and len(arrival.request.prompt) > 0
+        assert arrival.action or (arrival.request is not None and len(arrival.request.prompt) > 0)
 
 
 SCENARIO = """\
@@ -146,6 +147,19 @@ requests:
         ("shared: s, len: 2", "shared: s, unique: t, len: 2", "line 5, field requests.1.spans.1"),
         ("{id: b", "{id: a", "occurs twice"),
         ("question: Why?", "question: [", "line"),
+        ("len: 3", "len: true", "line 4, field requests.0.spans.0.len"),
+        ("len: 3", "len: '3'", "line 4, field requests.0.spans.0.len"),
+        ("{id: a", "{id: a, at: .inf", "line 4, field requests.0.at"),
+        ("{id: a", "{id: a, at: 1e300", "line 4, field requests.0.at"),
+        ("{id: a", "{id: a, tokens: [-1]", "line 4, field requests.0.tokens.0"),
+        ("{id: a", "{id: a, tokens: [1099511627776]", "line 4, field requests.0.tokens.0"),
+        ("{id: a", "{id: ''", "line 4, field requests.0.id"),
+        ("after:a", "during_decode:a@\u00b2", "request b: when"),
+        ("name: x", "name: x\npool_tokens: 1000000000000", "line 2, field pool_tokens"),
+        ("name: x", "name: x\nquestion: y", "line 3, field question: occurs twice"),
+        ("name: x", "name: x\nnotice: '\0'", "special characters are not allowed"),
+        ("name: x", "name: 2024-13-45", "is not YAML: month must be"),
+        ("name: x", "name: x\noptions: &o {vllm: *o}", "line 2: holds an alias of itself"),
     ],
 )
 def test_a_bad_scenario_names_line_and_field(
@@ -155,6 +169,17 @@ def test_a_bad_scenario_names_line_and_field(
     path = write(tmp_path / "s.yaml", SCENARIO.replace(old, new))
     with pytest.raises(BadInput, match=where):
         load_scenario(str(path))
+
+
+def test_aliases_may_not_multiply_without_end(tmp_path: Path) -> None:
+    names = "abcdefghi"
+    bomb = "".join(f"  {n}: &{n} [{', '.join([f'*{m}'] * 10)}]\n" for m, n in pairwise(names))
+    text = SCENARIO + "options:\n  a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]\n" + bomb
+    with pytest.raises(BadInput, match="holds more than 1,000,000 values"):
+        load_scenario(str(write(tmp_path / "s.yaml", text)))
+    shared = SCENARIO.replace("[{shared: s, len: 3}]", "&s [{shared: s, len: 3}]")
+    twice = shared + "  - {id: c, spans: *s}\n"
+    assert len(load_scenario(str(write(tmp_path / "s.yaml", twice))).requests) == 3
 
 
 def test_spans_quote_streams(tmp_path: Path) -> None:
