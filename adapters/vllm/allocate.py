@@ -31,7 +31,7 @@ class KVCache:
         self.sizes = sizes
         self.out = out
         self.caching = options.enable_prefix_caching
-        self.pool = BlockPool(options.num_gpu_blocks, caching=self.caching)
+        self.pool = BlockPool(options.num_gpu_blocks)
         self.keys = KeyTree(sizes.hash_block)
         self.coordinator = Coordinator(self.pool, sizes)
         self.insertion = Insertion(options, sizes, self.pool, out)
@@ -187,6 +187,25 @@ class KVCache:
         if group.type == "local":
             return cdiv(min(group.chunk + flying, limit), size)
         return cdiv(limit, size)
+
+    def least_blocks(self, prompt: int, total: int) -> int:
+        """Blocks without which a request of ``total`` computed tokens can never end.
+
+        Full attention holds all of them to the end; a window is widest while the prompt is
+        computed, and never narrower than itself.
+        """
+        blocks = 0
+        for group in self.sizes.groups:
+            whole = cdiv(total, group.block_size)
+            if group.type == "mamba":
+                blocks += 1 + group.spec_blocks
+            elif group.is_full:
+                blocks += whole
+            else:
+                wide = min(cdiv(prompt, group.block_size), self._admission_cap(group))
+                narrow = cdiv(group.window or group.chunk, group.block_size)
+                blocks += max(wide, min(whole, narrow))
+        return blocks
 
     def _take_hits(self, state: RequestState, hit: Hit, total: int, external: int) -> None:
         """Hold the hit blocks that are still in a window, then make room for external tokens."""

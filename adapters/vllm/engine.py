@@ -27,7 +27,7 @@ from .allocate import POOL, KVCache
 from .answers import answer, probe, spans
 from .options import VllmOptions
 from .scheduler import Batch, Scheduled, Scheduler
-from .sizes import GroupSpec, Sizes, cdiv
+from .sizes import Sizes
 from .state import Outbox, RequestState
 from .states import state_uses
 
@@ -67,9 +67,7 @@ class VllmEngine:
             raise Refused(f"{request.id}: {length:,} prompt tokens, max_model_len is {limit:,}")
         outputs = max(request.max_tokens - 1, 0)  # the last one is never computed
         most = min(length + outputs + self.sizes.lookahead, limit)
-        blocks = sum(
-            _most_blocks(group, self.options, self.sizes, most) for group in self.sizes.groups
-        )
+        blocks = self.cache.least_blocks(length, most)
         if blocks > self.options.num_gpu_blocks - 1:
             raise Refused(
                 f"{request.id}: needs {blocks:,} blocks, the pool has"
@@ -261,19 +259,6 @@ class VllmEngine:
                 state.id: [list(t) for t in state.tables] for state in self.requests.values()
             },
         }
-
-
-def _most_blocks(group: GroupSpec, options: VllmOptions, sizes: Sizes, tokens: int) -> int:
-    """Blocks a group needs at least at some moment to serve ``tokens`` tokens."""
-    flying = options.max_num_batched_tokens
-    whole = cdiv(tokens, group.block_size)
-    if group.type in ("swa", "swa_mla_replay"):
-        return min(whole, cdiv(group.window - 1 + group.extra + flying, group.block_size) + 1)
-    if group.type == "local":
-        return min(whole, cdiv(group.chunk + flying, group.block_size))
-    if group.type == "mamba":
-        return min(whole, 1) + group.spec_blocks
-    return whole
 
 
 def _layout(options: VllmOptions, sizes: Sizes) -> Layout:

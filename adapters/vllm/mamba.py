@@ -194,18 +194,25 @@ def _copy(cache: KVCache, state: RequestState, group: GroupSpec, column: int) ->
 
 def _rebind(cache: KVCache, state: RequestState, group: GroupSpec, before: list[int]) -> None:
     """Tell the table's changes: scratch blocks that moved, new blocks, new holes."""
-    table = state.tables[group.index]
-    old = set(before)
-    column = 0
-    while column < len(table):
-        block = table[column]
-        if column < len(before) and before[column] == block:
-            column += 1
-            continue
-        fresh = block != NULL_BLOCK and block not in old
-        ids = (block if block != NULL_BLOCK else NULL,)
+    table, old = state.tables[group.index], {NULL_BLOCK, *before}
+    changed = [
+        column
+        for column, block in enumerate(table)
+        if column >= len(before) or before[column] != block
+    ]
+    first = 0
+    while first < len(changed):
+        column, last = changed[first], first + 1
+        fresh = table[column] not in old
+        while (
+            last < len(changed)
+            and changed[last] == changed[last - 1] + 1
+            and (table[changed[last]] not in old) == fresh
+        ):
+            last += 1
+        ids = tuple(block or NULL for block in table[column : column + last - first])
         cache.out.ops.append(Bind(state.seq, group.name, column, ids, fresh))
-        column += 1
+        first = last
 
 
 # -- release ----------------------------------------------------------------------------------

@@ -28,10 +28,9 @@ class BlockPool:
     Every block is held (count > 0) or in the free queue, never both.
     """
 
-    __slots__ = ("caching", "evicted", "extra", "holders", "index", "primary", "queue")
+    __slots__ = ("evicted", "extra", "holders", "index", "primary", "queue")
 
-    def __init__(self, num_blocks: int, *, caching: bool) -> None:
-        self.caching = caching
+    def __init__(self, num_blocks: int) -> None:
         self.holders = blocks.BlockPool(num_blocks)
         self.queue = LinkedQueue(num_blocks, range(1, num_blocks))
         self.primary = [0] * num_blocks  # 0: no key

@@ -111,6 +111,8 @@ class Sizes:
         _refuse_left_out(options)
         groups = _groups(options)
         cacheable = [group for group in groups if group.cacheable]
+        if not cacheable:
+            raise Unsupported("a model whose only cache groups are replayed windows")
         scheduler_block = math.lcm(*(group.block_size for group in groups))
         hash_block = _hash_block(options, groups, cacheable, scheduler_block)
         fine = _is_fine_grained(options, cacheable, hash_block, len(groups))

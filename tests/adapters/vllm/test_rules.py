@@ -536,3 +536,12 @@ def test_7_r_swa_keeps_the_prompt_and_a_window_of_the_output() -> None:
     assert cuts == [(3, 4)]  # columns 0 to 2 hold the prompt; 98 - 32 = 66 tokens are behind
     assert play.steps[-1].rows[0].spans is not None
     assert play.steps[-1].rows[0].spans.visible == (64,)
+
+
+def test_6_a_window_model_may_generate_more_than_the_pool_holds() -> None:
+    play = Play(groups=[SWA32], num_blocks=9)
+    play.submit(words(1, 40), 300)
+    play.finish()
+    assert len(play.env.emitted["r1"]) == 300
+    with pytest.raises(Refused, match="needs 10 blocks, the pool has 8"):
+        play.submit(words(1, 160), 1)
