@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .recording import Schema
 
-__all__ = ["ABSENT", "Difference", "count_leaves", "difference", "keep", "without"]
+__all__ = ["ABSENT", "Difference", "count_kept", "count_left", "difference", "keep", "without"]
 
 
 class _Absent:
@@ -18,6 +18,10 @@ class _Absent:
 
 ABSENT: Any = _Absent()
 """Stands for a value that one side does not have."""
+
+
+Taken = Schema | bool | str | None
+"""A schema or a part of one: what is taken of a value."""
 
 
 class Difference(NamedTuple):
@@ -39,7 +43,7 @@ def _of_item(schema: Any, index: int, size: int, item: Any) -> Any:
     return part(item) if callable(part) else part
 
 
-def keep(value: Any, schema: Schema | bool | str | None) -> Any:
+def keep(value: Any, schema: Taken) -> Any:
     """The part of ``value`` that ``schema`` takes; lists keep their length."""
     if schema is True:
         return value
@@ -65,38 +69,51 @@ def keep(value: Any, schema: Schema | bool | str | None) -> Any:
     return out
 
 
-def without(value: Any, *schemas: Schema | bool | str | None) -> Any:
-    """``value`` less what any of the schemas takes whole; lists keep their length."""
+def _left(value: Any, schemas: Sequence[Taken]) -> Iterator[tuple[Any, Any, list[Any]]]:
+    """Every place of a container: where, what, and the parts of the schemas that go on there."""
     if isinstance(value, list):
-        items = []
         for at, item in enumerate(value):
-            parts = [_of_item(schema, at, len(value), item) for schema in schemas]
-            items.append(None if True in parts else without(item, *parts))
-        return items
-    if not isinstance(value, dict):
-        return value
-    out = {}
+            yield at, item, [_of_item(schema, at, len(value), item) for schema in schemas]
+        return
     resolved = [schema(value) if callable(schema) else schema for schema in schemas]
     for key, item in value.items():
-        parts = [
-            part
-            for schema in resolved
-            if isinstance(schema, Mapping)
-            and (part := schema.get(key, schema.get("*"))) is not None
+        found = (s.get(key, s.get("*")) for s in resolved if isinstance(s, Mapping))
+        yield key, item, [part for part in found if part is not None]
+
+
+def without(value: Any, *schemas: Taken) -> Any:
+    """``value`` less what any of the schemas takes whole; lists keep their length."""
+    if isinstance(value, list):
+        return [
+            None if True in parts else without(item, *parts)
+            for _, item, parts in _left(value, schemas)
         ]
-        if True in parts:
-            continue
-        if parts and isinstance(item, (dict, list)):
-            out[key] = without(item, *parts)
-        else:
-            out[key] = item
-    return out
+    if isinstance(value, dict):
+        return {
+            key: without(item, *parts)
+            for key, item, parts in _left(value, schemas)
+            if True not in parts
+        }
+    return value
+
+
+def count_left(value: Any, *schemas: Taken) -> int:
+    """Number of leaves of ``value`` that ``without`` leaves to be compared.
+
+    An empty container is a leaf; one from which the schemas took everything is none, nor is the
+    gap that a taken item leaves in a list.
+    """
+    if not isinstance(value, (dict, list)) or not value:
+        return 1
+    return sum(
+        count_left(item, *parts) for _, item, parts in _left(value, schemas) if True not in parts
+    )
 
 
 def difference(expected: Any, got: Any, path: str = "") -> Difference | None:
     """The first difference in the order of the recording, or ``None``.
 
-    Numbers compare by value and type (``1`` is not ``True``); tuples count as lists.
+    Numbers compare by value, but ``True`` is not ``1``; tuples count as lists.
     """
     if isinstance(expected, dict):
         if not isinstance(got, Mapping):
@@ -129,16 +146,17 @@ def difference(expected: Any, got: Any, path: str = "") -> Difference | None:
     return None
 
 
-def count_leaves(value: Any, counts: Counter[str] | None = None, name: str = "") -> int:
-    """Number of leaf values (empty containers count once); ``counts`` collects them by key.
+def count_kept(value: Any, counts: Counter[str], name: str = "") -> None:
+    """Adds the leaves that ``keep`` took to ``counts``, by the key nearest above each.
 
-    With ``counts``, places of a list of which ``keep`` took nothing are left out.
+    Items of a list of which nothing was taken are left out.
     """
     if isinstance(value, dict) and value:
-        return sum(count_leaves(item, counts, key) for key, item in value.items())
-    if isinstance(value, list) and value:
-        taken = value if counts is None else [item for item in value if item not in (None, {}, [])]
-        return sum(count_leaves(item, counts, name) for item in taken)
-    if counts is not None:
+        for key, item in value.items():
+            count_kept(item, counts, key)
+    elif isinstance(value, list) and value:
+        for item in value:
+            if item not in (None, {}, []):
+                count_kept(item, counts, name)
+    else:
         counts[name] += 1
-    return 1

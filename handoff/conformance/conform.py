@@ -12,7 +12,7 @@ from handoff.adapter import Adapter
 from handoff.errors import BadInput, HandoffError, Unsupported
 from handoff.lines import read_json, read_objects
 
-from .compare import ABSENT, count_leaves, difference, keep, without
+from .compare import ABSENT, count_kept, count_left, difference, keep, without
 from .recording import Case, Kind, Recordings, Watch
 
 __all__ = ["Outcome", "conform"]
@@ -203,11 +203,9 @@ def _one(
     if found is None:
         outcome.agree += 1
         outcome.requests += kind.requests(line)
-        outcome.fields += count_leaves(expected)
+        outcome.fields += count_left(line, kind.inputs, kind.followed)
         if kind.followed:
-            followed: Counter[str] = Counter()
-            count_leaves(case.followed, followed)
-            outcome.followed.update(followed)
+            count_kept(case.followed, outcome.followed)
         return
     outcome.differ += 1
     label = str(line.get("trace") or line.get("workload") or line.get("test") or number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from handoff.conformance.compare import count_leaves, difference, keep, without
+from handoff.conformance.compare import count_kept, count_left, difference, keep, without
 from handoff.conformance.conform import conform
 from handoff.conformance.recording import Case, Kind, Recordings
 from handoff.errors import BadInput, Unsupported
@@ -103,7 +104,18 @@ def test_schemas_take_and_leave() -> None:
     assert keep(line, schema) == {"op": "s", "o": {"a": None, "b": None}}
     assert without(line, schema) == {"rows": [["a", 1]], "o": {"a": 3, "b": 4}}
     assert without({"a": {"x": 1, "y": 2}}, {"a": {"x": True}}) == {"a": {"y": 2}}
-    assert count_leaves({"a": [1, [2, 3]], "b": {}}) == 4
     assert difference([1, 2], (1, 2)) is None
     found = difference({"a": [1]}, {"a": [1, 2]})
     assert found is not None and found.path == "a[1]"
+
+
+def test_only_what_is_compared_is_counted() -> None:
+    """Neither the gap of a taken item nor a container that the schema emptied is a value."""
+    assert count_left({"a": [1, [2, 3]], "b": {}}) == 4
+    schema = {"op": True, "v": {"[1]": True}, "given": {"x": True}}
+    line = {"op": "a", "v": ["r", 3, None], "given": {"x": 1}, "empty": []}
+    assert without(line, schema) == {"v": ["r", None, None], "given": {}, "empty": []}
+    assert count_left(line, schema) == 3  # "r", the recorded None and the empty list
+    taken: Counter[str] = Counter()
+    count_kept(keep(line, schema), taken)
+    assert taken == {"op": 1, "v": 1, "x": 1}
