@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -196,8 +197,25 @@ def what_if(text: str, adapters: Sequence[str]) -> list[WhatIf]:
         return [WhatIf(adapter, values, words)]
     having = [each for each in adapters if set(values) <= set(load(each).options.model_fields)]
     if not having:
-        raise BadInput(f"--what-if {text}: no adapter has an option {' and '.join(values)}")
+        raise BadInput(
+            f"--what-if {text}: no adapter has an option {' and '.join(values)}."
+            f"{_alike(values, adapters)}"
+        )
     return [WhatIf(each, values, words) for each in having]
+
+
+def _alike(names: Iterable[str], adapters: Sequence[str]) -> str:
+    """Options whose names contain or resemble an unknown one, as a hint."""
+    options = dict.fromkeys(
+        f"{adapter}.{option}"
+        for adapter in adapters
+        for option in load(adapter).options.model_fields
+    )
+    found = []
+    for name in names:
+        inside = [each for each in options if name in each.partition(".")[2]]
+        found += inside or difflib.get_close_matches(name, options, 2, 0.5)
+    return f" Did you mean {' or '.join(found[:3])}?" if found else ""
 
 
 def explain(

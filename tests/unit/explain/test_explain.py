@@ -79,8 +79,8 @@ def test_what_ifs_are_run_and_compared() -> None:
     text = render_plain(found)
     assert "vLLM, block_size 64: 1,856 (+0), smallest prompt 65" in text
     assert "0 (−1,856)" in text
-    with pytest.raises(BadInput, match="no adapter has an option blok"):
-        what_if("blok=1", ["vllm"])
+    with pytest.raises(BadInput, match=r"no adapter has an option eagle\. .*eagle_block_drop"):
+        what_if("eagle=off", ["vllm"])
     with pytest.raises(BadInput, match="block_size"):
         what_if("vllm.block_sise=1", ["vllm"])
     with pytest.raises(BadInput, match="OPTION=VALUE"):
