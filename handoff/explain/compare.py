@@ -206,12 +206,12 @@ def what_if(text: str, adapters: Sequence[str]) -> list[WhatIf]:
 
 def _alike(names: Iterable[str], adapters: Sequence[str]) -> str:
     """Options whose names contain or resemble an unknown one, as a hint."""
-    options = dict.fromkeys(
+    options = [
         f"{adapter}.{option}"
-        for adapter in adapters
+        for adapter in dict.fromkeys(adapters)
         for option in load(adapter).options.model_fields
-    )
-    found = []
+    ]
+    found: list[str] = []
     for name in names:
         inside = [each for each in options if name in each.partition(".")[2]]
         found += inside or difflib.get_close_matches(name, options, 2, 0.5)
