@@ -78,7 +78,7 @@ class _Serving:
         self.config = config
         self.given = given
         self.estimator = Estimator(
-            self.options.model, self.options.yoco_prefill_truncation_mode, self.options.keep
+            self.options.shape, self.options.yoco_prefill_truncation_mode, self.options.keep
         )
         self.result: dict[str, Any] = {
             "req": given["id"],
@@ -178,10 +178,10 @@ class _Serving:
         )
         tables = PromptTables(options, [rows])
         item: list[Any] = [scheduled.q, scheduled.k, flops.total]
-        if not options.model.window_size:
+        if not options.shape.window_size:
             self.prefill.append(item)
             return
-        item.append([written(tables.compressed_writes(r)) for r in options.model.ratios])
+        item.append([written(tables.compressed_writes(r)) for r in options.shape.ratios])
         if self.config not in _WRITES_ONLY:
             item.append(written(tables.ring_writes()))
             item.append([list(piece) for piece in tables.history()])
@@ -212,7 +212,7 @@ class _Serving:
             first: list[Any] = [scheduled.q, scheduled.k]
             if self.config in _WINDOWS:
                 options = self.options
-                window, ring = options.model.window_size, options.ring_size
+                window, ring = options.shape.window_size, options.ring_size
                 position = scheduled.k - scheduled.q
                 first.append(list(decode_window(scheduled.seq.state, position, window, ring)))
             self.result["d1"] = first

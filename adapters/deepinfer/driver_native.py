@@ -50,7 +50,7 @@ class _Trace:
         )
         options = self.options
         self.estimator = Estimator(
-            options.model, options.yoco_prefill_truncation_mode, options.keep
+            options.shape, options.yoco_prefill_truncation_mode, options.keep
         )
 
     def replay(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class _Trace:
         tokens.add_run(_stream(name) + len(tokens), length - len(tokens))
         if "mm" not in opts:
             return tokens
-        vocab, ids = self.options.model.vocab_size, tokens.tokens()
+        vocab, ids = self.options.shape.vocab_size, tokens.tokens()
         for start, count in opts["mm"]:
             ids[start : start + count] = [vocab + IMAGE] + [vocab + IMAGE_PAD] * (count - 1)
         return Seq(ids[:length])

@@ -61,7 +61,7 @@ def _table(rows: Any, whole: bool) -> list[Any]:
 
 def _prompt(options: Options, tables: PromptTables, whole: bool) -> dict[str, Any]:
     """Functions for the tables of a prefill step, by the recordings' key."""
-    model = options.model
+    model = options.shape
     sparse, dense = model.ratios_of(sparse=True), model.ratios_of(sparse=False)
 
     def loads(ratio: int) -> list[Any]:
@@ -115,7 +115,7 @@ def _prompt(options: Options, tables: PromptTables, whole: bool) -> dict[str, An
 
 def _decode(options: Options, tables: DecodeTables, whole: bool) -> dict[str, Any]:
     """Functions for the tables of a decode step, by the recordings' key."""
-    model = options.model
+    model = options.shape
     return {
         "pos": lambda: _positions(tables.positions()),
         "ws": lambda: _writes(tables.ring_writes(), whole),

@@ -169,11 +169,11 @@ class Forks:
 
     def launch(self, clones: Clones) -> None:
         """Run the copies, then give up the sources: states first, each list backwards."""
-        for old, new in clones.states:
-            self.edits.copy_state(old, new)
         for old, new in clones.blocks:
             if new:
                 self.edits.copy_block(old, new, clones.tokens[new])
+        for old, new in clones.states:
+            self.edits.copy_state(old, new)
         for state, first, last in clones.stale:
             for ring in self.edits.rings:
                 self.edits.zero_positions(ring, state, first, last)

@@ -21,7 +21,7 @@ CONSUMER = "consumer_ring"
 
 def make_layout(options: Options) -> Layout:
     """The layout that an engine with these options states."""
-    model = options.model
+    model = options.shape
     pools = [Pool("blocks", options.num_blocks)]
     groups = [Group(BLOCKS, "blocks", options.block_size)]
     for name, pool in ((PRODUCER, "states"), (CONSUMER, "consumer_states"))[: options.num_rings]:

@@ -59,7 +59,7 @@ class PromptTables:
     def __init__(self, options: Options, rows: Items[Rows]) -> None:
         self.options = options
         self.rows = tuple(rows)
-        self.window = options.model.window_size
+        self.window = options.shape.window_size
         self.ring = options.ring_size
 
     @property
@@ -226,7 +226,7 @@ class DecodeTables:
 
     def windows(self) -> list[tuple[int, int]]:
         """``(first ring slot, count)`` each row sees."""
-        window, ring = self.options.model.window_size, self.options.ring_size
+        window, ring = self.options.shape.window_size, self.options.ring_size
         return [
             decode_window(row.state, position, window, ring)
             for row in self.rows

@@ -26,8 +26,8 @@ TruncationMode = Literal["off", "mask", "compact"]
 class Options(adapter.Options):
     """DeepInfer's options (RULES 12) and those of the outside KV store that injects hits."""
 
-    model: Model = Field(
-        default=PRESETS["yoco128"], description=f"a description, or one of {', '.join(PRESETS)}"
+    model: str | Model = Field(
+        default="yoco128", description=f"a description, or one of {', '.join(PRESETS)}"
     )
     block_size: int = Field(default=128, ge=1)
     num_blocks: int = Field(default=1025, ge=2, description="block 0 is never handed out")
@@ -65,13 +65,11 @@ class Options(adapter.Options):
         default=None, ge=0, description="tokens the store holds; None: unlimited"
     )
 
-    @field_validator("model", mode="before")
+    @field_validator("model")
     @classmethod
-    def _preset(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            if value not in PRESETS:
-                raise ValueError(f"no model {value!r}; there are {', '.join(PRESETS)}")
-            return PRESETS[value]
+    def _known(cls, value: str | Model) -> str | Model:
+        if isinstance(value, str) and value not in PRESETS:
+            raise ValueError(f"no model {value!r}; there are {', '.join(PRESETS)}")
         return value
 
     @model_validator(mode="after")
@@ -82,6 +80,11 @@ class Options(adapter.Options):
         if self.prefill_max_sum_seqlen_k < self.prompt_limit:
             raise ValueError("prefill_max_sum_seqlen_k must not be below the prompt limit")
         return self
+
+    @property
+    def shape(self) -> Model:
+        """The description of the model."""
+        return PRESETS[self.model] if isinstance(self.model, str) else self.model
 
     @property
     def drafts(self) -> int:
@@ -115,16 +118,16 @@ class Options(adapter.Options):
     @property
     def ring_size(self) -> int:
         """SB, positions of one SWA ring; 0 without a window (RULES 5)."""
-        if not self.model.window_size:
+        if not self.shape.window_size:
             return 0
-        return self.model.window_size + self.backtrack + self.prefill_store_extra_state
+        return self.shape.window_size + self.backtrack + self.prefill_store_extra_state
 
     @property
     def num_rings(self) -> int:
         """Ring groups: one for each half of the model, none without a window or a state pool."""
-        if not self.model.window_size or not self.num_states:
+        if not self.shape.window_size or not self.num_states:
             return 0
-        return 2 if self.model.has_consumers else 1
+        return 2 if self.shape.has_consumers else 1
 
     @property
     def truncates(self) -> bool:

@@ -88,7 +88,7 @@ class Rank:
         self.forks.ring_stop[seq.state] = hit
         self.edits.load(seq, BLOCKS, 0, hit)
         for ring in self.edits.rings:
-            first = max(valid_start, hit - self.options.model.window_size, 0)
+            first = max(valid_start, hit - self.options.shape.window_size, 0)
             if ring.name == CONSUMER and self.options.truncates:
                 if hit > seq.length - self.options.keep:
                     self.edits.zero_ring(ring, seq.state)
@@ -119,7 +119,7 @@ class Rank:
             self.edits.open(seq)
             self.edits.bind_state(seq, fresh=True)
             for ring in self.edits.rings:
-                first = max(0, grant.hit - self.options.model.window_size)
+                first = max(0, grant.hit - self.options.shape.window_size)
                 self.edits.load(seq, ring.name, first, grant.hit)
         return seq
 

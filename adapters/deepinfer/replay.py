@@ -43,7 +43,7 @@ def row_spans(
     ``None`` for a plain row. A placeholder row stores nothing and sees nothing in the consumer
     ring; a masked row below R sees nothing there but is computed and stored.
     """
-    halves = 2 if options.model.has_consumers else 1
+    halves = 2 if options.shape.has_consumers else 1
     rings = options.num_rings
     if halves == 1 or not options.truncates:
         if not (valid_start and rings):

@@ -35,7 +35,7 @@ def saved(options: Options, length: int, hit: int, case: Case | None = None) -> 
         engine.try_allocate(seq)
         engine.inject(seq, Grant(raw=hit, hit=hit, external=True))
     engine.enqueue(seq)
-    estimator = Estimator(options.model, options.yoco_prefill_truncation_mode, options.keep)
+    estimator = Estimator(options.shape, options.yoco_prefill_truncation_mode, options.keep)
     steps = producers = consumers = attention = total = 0
     while seq.num_tokens < length:
         step = engine.run_step()

@@ -236,7 +236,7 @@ class Scheduler:
         if points and seq.num_tokens + tokens >= points[0]:
             tokens = points.pop(0) - seq.num_tokens
         seq.checkpoints = points
-        tokens = fit_chunk(seq, tokens, room, options.model.vocab_size, first=not batch.rows)
+        tokens = fit_chunk(seq, tokens, room, options.shape.vocab_size, first=not batch.rows)
         if tokens == 0:
             if not batch.rows:
                 raise EngineError("head_has_nothing_to_run", f"{seq.id}: all {seq.length} ready")
@@ -290,7 +290,7 @@ class Scheduler:
     @property
     def padding(self) -> tuple[int, ...]:
         """What a sequence holds as drafts before its first decode row (RULES 7)."""
-        return (self.options.model.vocab_size - 1,) * self.options.drafts
+        return (self.options.shape.vocab_size - 1,) * self.options.drafts
 
     def _choose(self, batch: Batch) -> list[Sequence]:
         """Fewest outputs first; while no block is free, the one with most outputs goes.
