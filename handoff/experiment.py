@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .adapter import Adapter, Cites, Counts, Engine, Options, load, make_options
-from .errors import BadInput, HandoffError
+from .adapter import Adapter, Cites, Counts, Engine, Options, load, make_options, names
+from .errors import BadInput
 from .ledger.attribution import Accountant, Label
 from .ledger.costs import Costs
 from .ledger.entries import Entry
@@ -25,13 +25,22 @@ from .runner import RunOutcome, Sink, run
 from .store.tags import TagStore
 from .types.checks import StepChecker
 from .workload.arrivals import Arrival
+from .workload.scenario import LARGEST_POOL, Scenario
 from .workload.scenario import Expectation as Expected
-from .workload.scenario import Scenario
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["POOL_TOKENS", "RowSpec", "Stream", "Work", "rows_of", "run_row", "stream_of"]
+__all__ = [
+    "POOL_TOKENS",
+    "RowSpec",
+    "Stream",
+    "Work",
+    "check_scenario",
+    "rows_of",
+    "run_row",
+    "stream_of",
+]
 
 POOL_TOKENS = 16_384
 """Memory budget of every row, in tokens, where neither scenario nor caller states one."""
@@ -115,6 +124,31 @@ def rows_of(
     ]
 
 
+def check_scenario(scenario: Scenario, file: object) -> None:
+    """Every adapter, option, value and label that a scenario names exists.
+
+    ``BadInput`` names file and field of the first that does not, also if this run leaves it out.
+    """
+
+    def check(field: str, adapter: str, values: Mapping[str, Any]) -> None:
+        try:
+            make_options(load(adapter), values)
+        except BadInput as error:
+            raise BadInput(str(error), file=file, field=field) from None
+
+    for at, row in enumerate(scenario.rows):
+        check(f"rows.{at}", row.adapter, {**scenario.options.get(row.adapter, {}), **row.set})
+    for name, values in scenario.options.items():
+        if all(row.adapter != name for row in scenario.rows):
+            check(f"options.{name}", name, values)
+    labels = [row.label or row.adapter for row in scenario.rows] or names()
+    for label in scenario.expect:
+        if label not in (*labels, "*"):
+            raise BadInput(
+                f"names no row; rows are {', '.join(labels)}", file=file, field=f"expect.{label}"
+            )
+
+
 def options_of(
     adapter: Adapter, values: Mapping[str, Any], pool_tokens: int
 ) -> tuple[Options, dict[str, Any], dict[str, Any]]:
@@ -122,6 +156,8 @@ def options_of(
 
     A value that the caller gives wins over the budget.
     """
+    if not 1 <= pool_tokens <= LARGEST_POOL:
+        raise BadInput(f"a pool has 1 to {LARGEST_POOL:,} tokens, not {pool_tokens:,}")
     budget = dict(adapter.budget(pool_tokens, make_options(adapter, values)))
     options = make_options(adapter, {**budget, **values})
     changed = options.model_dump(mode="json", exclude_defaults=True)
@@ -146,7 +182,7 @@ def run_row(
     adapter = load(spec.adapter)
     tokens = pool_tokens or stream.pool_tokens or POOL_TOKENS
     options, budget, changed = options_of(adapter, spec.values, tokens)
-    engine = adapter.engine(options)
+    engine = _engine(adapter, options)
     label = Label(
         run=spec.label,
         adapter=adapter.name,
@@ -212,6 +248,16 @@ def run_row(
         engine,
         log.to_pandas() if log is not None else None,
     )
+
+
+def _engine(adapter: Adapter, options: Options) -> Engine:
+    try:
+        return adapter.engine(options)
+    except (MemoryError, OverflowError):
+        raise BadInput(
+            f"{adapter.title} ({adapter.describe(options)}): this machine has no memory for a pool"
+            " of that size"
+        ) from None
 
 
 def _is_count(value: Any) -> bool:
@@ -292,12 +338,3 @@ def _compare(label: str, wanted: Expected, entries: Sequence[Entry]) -> list[Exp
             words = f"{label} {request}: lost by {reason}"
             found.append(Expectation(words=words if ok else f"{words}, got {sorted(kinds)}", ok=ok))
     return found
-
-
-def check_adapters(names: Sequence[str]) -> list[str]:
-    """The names, each loadable; ``HandoffError`` otherwise."""
-    for name in names:
-        load(name)
-    if not names:
-        raise HandoffError("no adapter is installed")
-    return list(names)

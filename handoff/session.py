@@ -19,7 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from .adapter import load, make_options
 from .errors import BadInput, HandoffError
-from .experiment import RowSpec, Stream, Work, merge_info, rows_of, run_row, stream_of
+from .experiment import (
+    RowSpec,
+    Stream,
+    Work,
+    check_scenario,
+    merge_info,
+    rows_of,
+    run_row,
+    stream_of,
+)
 from .ledger.entries import Ledger, read_ledger
 from .report.info import Expectation, RowInfo, RunInfo, ScenarioInfo
 from .types import Request
@@ -110,6 +119,8 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
         for source in sources
         for spec in rows_of(source.stream.scenario, plan.adapters, plan.sets, plan.extra)
     ]
+    if not jobs:
+        raise BadInput(f"no scenario has a row of {', '.join(plan.adapters)}")
     for spec, _ in jobs:  # every mistake in options is found before anything runs
         make_options(load(spec.adapter), spec.values)
     parts = _Parts(plan)
@@ -160,6 +171,7 @@ def _source(name: str | Scenario, plan: RunPlan, say: Callable[[str], None]) -> 
 
 
 def _scenario(scenario: Scenario, source: str, plan: RunPlan) -> _Source:
+    check_scenario(scenario, source)
     text = json.dumps(scenario.model_dump(mode="json"), sort_keys=True)
     info = ScenarioInfo(
         name=scenario.name,

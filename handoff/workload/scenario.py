@@ -24,7 +24,16 @@ from handoff.types import Image, Request
 from .arrivals import Arrival, When
 from .document import read_document
 
-__all__ = ["Expectation", "RequestSpec", "Row", "Scenario", "Span", "builtin", "load_scenario"]
+__all__ = [
+    "LARGEST_POOL",
+    "Expectation",
+    "RequestSpec",
+    "Row",
+    "Scenario",
+    "Span",
+    "builtin",
+    "load_scenario",
+]
 
 STREAM = 1 << 32
 """Virtual numbers set apart for each named stream; a span may not be longer."""

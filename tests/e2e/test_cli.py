@@ -92,6 +92,9 @@ BAD = [
     (["run", "mid-block", "--set", "vllm.block_sise=32"], "Did you mean block_size"),
     (["run", "mid-block", "--set", "vllm"], "ADAPTER.OPTION=VALUE"),
     (["run", "mid-block", "--set", "vllm.block_size=many"], "block_size"),
+    (["run", "mid-block", "--set", "vllm.num_gpu_blocks=1000000000000"], "no memory"),
+    (["run", "mid-block", "--pool-tokens", "1000000000"], "268,435,456"),
+    (["run", "mid-block", "mid-block"], "2 sources are named mid-block"),
     (["run", "missing.yaml"], "missing.yaml"),
     (["run", "missing.jsonl.gz"], "missing.jsonl.gz"),
     (["run", "--no-such-option"], "--no-such-option"),
@@ -124,6 +127,27 @@ def test_a_bad_trace_line_is_named_or_skipped(tmp_path: Path) -> None:
         "run", "t.jsonl", "--plan-only", "--adapters", "vllm", "--bad-lines", "skip", cwd=tmp_path
     )
     assert kept.returncode == 0 and "skipped" in kept.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("rows: [{adapter: nobody}]", "s.yaml, field rows.0: no adapter 'nobody'"),
+        ("rows: [{adapter: vllm, set: {blok: 1}}]", "s.yaml, field rows.0: vLLM has no option"),
+        ("rows: [{adapter: vllm}]\nexpect: {sglang: {}}", "s.yaml, field expect.sglang: names no"),
+        ("options: {nobody: {a: 1}}", "s.yaml, field options.nobody: no adapter"),
+        ("options: {vllm: {block_size: null}}", "s.yaml, field options.vllm: vLLM option block"),
+        ("expect: {vlm: {}}", "s.yaml, field expect.vlm: names no row; rows are vllm, sglang"),
+        ("rows: [{adapter: sglang}]", "no scenario has a row of vllm"),
+    ],
+)
+def test_names_in_a_scenario_exist(tmp_path: Path, text: str, where: str) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "name: s\nquestion: Why?\nrequests:\n  - {id: a, spans: [{shared: s, len: 40}]}\n" + text
+    )
+    done = handoff("run", "s.yaml", "--adapters", "vllm", "--plan-only", cwd=tmp_path)
+    assert done.returncode == 2 and where in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_conform_counts_and_requires(tmp_path: Path) -> None:
