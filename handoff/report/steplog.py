@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from handoff.types import (
     NULL,
@@ -24,6 +23,9 @@ from handoff.types import (
     Step,
     StepResult,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["StepLine", "StepLog"]
 
@@ -90,6 +92,8 @@ class StepLog:
 
     def to_pandas(self) -> pd.DataFrame:
         """One line a row of a Step, in order."""
+        import pandas as pd
+
         names = [each.name for each in fields(StepLine)]
         rows = [[getattr(line, name) for name in names] for line in self._lines]
         frame = pd.DataFrame(rows, columns=names)
