@@ -174,3 +174,13 @@ def test_options_that_belong_together_are_one_what_if() -> None:
     assert (found.what_ifs[0].hit, found.what_ifs[0].change) == (976, -16)
     both = what_if("speculative_method=eagle,num_speculative_tokens=3", ["vllm", "llamacpp"])
     assert [each.adapter for each in both] == ["vllm"]
+
+
+def test_pandas_and_matplotlib_are_not_loaded() -> None:
+    code = (
+        "import sys\n"
+        "import handoff.explain.text\n"
+        "print(sorted({'pandas', 'matplotlib', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
