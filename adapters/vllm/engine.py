@@ -244,6 +244,31 @@ class VllmEngine:
         """What a look-up would find now; changes nothing."""
         return probe(self.cache, request)
 
+    def block_hashes(self, request: Request, seed: str | None = None) -> list[bytes]:
+        """The prompt's real block hashes under ``prefix_caching_hash_algo`` (RULES 3).
+
+        ``seed`` is ``PYTHONHASHSEED``. A LoRA's path is read from the request's option ``lora``.
+        ``Unsupported`` for prompt embeddings: a request holds their identity, not their bytes.
+        """
+        from .hashes import block_hashes
+
+        if request.options.get("prompt_embeds") is not None:
+            raise Unsupported("hashes of prompt embeddings need the tensor's bytes")
+        lora = None
+        if request.lora is not None:
+            lora = (request.lora, str(dict(request.options.get("lora") or {}).get("path", "")))
+        return list(
+            block_hashes(
+                request.prompt.tokens(),
+                self.sizes.hash_block,
+                self.options.prefix_caching_hash_algo,
+                seed,
+                lora=lora,
+                images=request.images,
+                salt=request.salt,
+            )
+        )
+
     def next_event(self) -> float | None:
         """Nothing happens by itself in vLLM."""
         return None

@@ -107,6 +107,17 @@ def test_3_outputs_are_keyed_like_prompts() -> None:
     assert play.serve([*words(1, 30), *words(2, 10)]).hit_tokens == 32
 
 
+def test_3_real_hashes_of_a_recorded_vector() -> None:
+    engine = Play(groups=[{"type": "full", "block_size": 4}]).engine
+    prompt = Seq.of(range(1000, 1013))  # 13 tokens: three complete blocks
+    hashes = engine.block_hashes(Request("r", prompt, 1))
+    assert len(hashes) == 3
+    assert hashes[0].hex().startswith("63dba3bfc8235753fca2ec71e462bd17")
+    assert hashes[1] != engine.block_hashes(Request("r", prompt, 1, salt="s"))[1]
+    with pytest.raises(Unsupported, match="tensor's bytes"):
+        engine.block_hashes(Request("r", prompt, 1, options={"prompt_embeds": "e"}))
+
+
 # -- 4: the pool --------------------------------------------------------------------------------
 
 
