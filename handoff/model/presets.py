@@ -3,7 +3,8 @@
 A model is read from an HF-style ``config.json``; the presets are such files with the fields that
 matter. Understood: dense and grouped-query attention, sliding windows (``layer_types`` or every
 n-th layer full), multi-head latent attention, mixtures of experts (active parameters), gated
-delta-rule layers of hybrids. Multiply-adds count two; norms, rotations, activations and softmax
+delta-rule layers of hybrids. A configuration with parts that would be miscounted is refused.
+Multiply-adds count two; norms, rotations, activations and softmax
 count nothing, as in ``torch.utils.flop_counter``.
 """
 
@@ -18,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from handoff.errors import BadInput
+from handoff.errors import BadInput, Unsupported
 
 from .spec import ModelSpec
 
@@ -101,6 +102,21 @@ class Model:
         return total
 
 
+NOT_UNDERSTOOD = (
+    "attention_chunk_size",
+    "attn_layer_period",
+    "encoder_layers",
+    "hybrid_override_pattern",
+    "interleave_moe_layer_step",
+    "mamba_d_state",
+    "num_encoder_layers",
+    "num_kv_shared_layers",
+    "ssm_state_size",
+    "state_size",
+)
+"""Fields of architectures whose layers this module cannot price."""
+
+
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
     text = resources.files("handoff.model").joinpath("presets.json").read_text(encoding="utf-8")
@@ -163,8 +179,14 @@ def reference_model(spec: ModelSpec, dtype: int = 4) -> Model:
 
 
 def from_config(config: Mapping[str, Any]) -> Model:
-    """The model of an HF-style configuration; ``KeyError`` names a field that is missing."""
+    """The model of an HF-style configuration.
+
+    ``KeyError`` names a field that is missing, ``Unsupported`` one that is not understood.
+    """
     config = {**config, **config.get("text_config", {})}
+    strange = [name for name in NOT_UNDERSTOOD if config.get(name)]
+    if strange:
+        raise Unsupported(f"a model with {strange[0]} would be miscounted; it is not understood")
     count = int(config["num_hidden_layers"])
     windows = _windows(config, count)
     states = _states(config, count)
@@ -267,6 +289,15 @@ def _delta_rule(config: Mapping[str, Any], dtype: int = 2) -> dict[str, int]:
     }
 
 
+def _is_dense(config: Mapping[str, Any], index: int) -> bool:
+    """Whether a layer of a mixture of experts has an ordinary feed-forward part."""
+    if index < int(config.get("first_k_dense_replace") or 0):
+        return True
+    if index in (config.get("mlp_only_layers") or ()):
+        return True
+    return (index + 1) % int(config.get("decoder_sparse_step") or 1) != 0
+
+
 def _feed_forward(config: Mapping[str, Any], index: int) -> tuple[int, int, dict[str, int]]:
     """(weights a position uses, weights every step reads, routed experts) of one layer."""
     width = int(config["hidden_size"])
@@ -278,7 +309,7 @@ def _feed_forward(config: Mapping[str, Any], index: int) -> tuple[int, int, dict
         ),
         0,
     )
-    if not experts or index < int(config.get("first_k_dense_replace", 0)):
+    if not experts or _is_dense(config, index):
         dense = 3 * width * int(config["intermediate_size"])
         return dense, dense, {}
     active = int(config["num_experts_per_tok"])

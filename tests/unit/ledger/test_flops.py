@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handoff.errors import BadInput
+from handoff.errors import BadInput, Unsupported
 from handoff.index.spans import Seq
 from handoff.ledger.costs import Costs, place
 from handoff.ledger.flops import Work, layer_work, visible_keys, visible_pairs
 from handoff.ledger.roofline import BANDWIDTH, COMPUTE, DEVICES, Roofline, device
-from handoff.model.presets import LayerShape, load_model, preset, preset_names
+from handoff.model.presets import LayerShape, from_config, load_model, preset, preset_names
 from handoff.types import Group, Layer, Layout, Pool, Row, Spans, Step
 
 limits = st.one_of(st.none(), st.integers(1, 9))
@@ -123,6 +123,14 @@ def test_models_from_files(tmp_path: Path) -> None:
     model = load_model(str(path))
     assert [layer.window for layer in model.layers] == [4, None]
     assert model.layers[0].kv_bytes == 2 * 2 * 4 * 2 and model.head == 256
+    mixed = {**config, "num_experts": 4, "num_experts_per_tok": 1, "decoder_sparse_step": 2}
+    assert [layer.experts for layer in from_config(mixed).layers] == [0, 4]
+    assert [layer.experts for layer in from_config({**mixed, "mlp_only_layers": [1]}).layers] == [
+        0,
+        0,
+    ]
+    with pytest.raises(Unsupported, match="mamba_d_state"):
+        from_config({**config, "mamba_d_state": 128})
     path.write_text(json.dumps({"num_hidden_layers": 2}))
     with pytest.raises(BadInput, match="hidden_size"):
         load_model(str(path))
