@@ -6,6 +6,8 @@ state id on each ring group. Whatever happens between two Steps leads the next o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from handoff.index.spans import Seq
 from handoff.types import Bind, Close, Copy, Cut, Event, Group, Layout, Load, Op, Open, Zero
 
@@ -67,13 +69,19 @@ class Edits:
         run = (src * self.block_size, dst * self.block_size, tokens)
         self.ops.append(Copy(BLOCKS, "blocks", "blocks", (run,)))
 
-    def copy_state(self, src: int, dst: int) -> None:
-        """Whole rings, in both halves."""
+    def copy_state(self, src: int, dst: int, stale: tuple[int, int] = (0, 0)) -> None:
+        """Rings in both halves, whole; ``stale`` positions are left out and read as zeros."""
+        first, last = stale
         for ring in self.rings:
             size = ring.block_size
-            self.ops.append(
-                Copy(ring.name, ring.pool, ring.pool, ((src * size, dst * size, size),))
+            runs = tuple(
+                (src * size + offset, dst * size + offset, count)
+                for offset, count in _around(last, first + size, size)
             )
+            self.ops.append(Copy(ring.name, ring.pool, ring.pool, runs))
+            zeros = tuple((dst * size + at, count) for at, count in _around(first, last, size))
+            if zeros:
+                self.ops.append(Zero(ring.name, zeros))
 
     def load(self, seq: Sequence, group: str, start: int, stop: int) -> None:
         """The outside system fills the slots of positions ``[start, stop)``."""
@@ -83,18 +91,6 @@ class Edits:
     def zero_ring(self, ring: Group, state: int) -> None:
         """All slots of one ring read as zeros."""
         self.ops.append(Zero(ring.name, ((state * ring.block_size, ring.block_size),)))
-
-    def zero_positions(self, ring: Group, state: int, start: int, stop: int) -> None:
-        """The slots of positions ``[start, stop)`` (at most a ring) read as zeros."""
-        size = ring.block_size
-        runs = []
-        while start < stop:
-            offset = start % size
-            piece = min(stop - start, size - offset)
-            runs.append((state * size + offset, piece))
-            start += piece
-        if runs:
-            self.ops.append(Zero(ring.name, tuple(runs)))
 
     def zero_blocks(self, ids: list[int], tokens: int) -> None:
         """The first ``tokens`` slots of a table read as zeros."""
@@ -115,3 +111,12 @@ class Edits:
     def evicted(self, request: str, ids: tuple[int, ...], tokens: int) -> None:
         """The outside store dropped an entry; ``ids`` became free."""
         self.events.append(Event("evict", BLOCKS, ids, request=request, tokens=tokens, rule="9.6"))
+
+
+def _around(start: int, stop: int, size: int) -> Iterator[tuple[int, int]]:
+    """Runs ``(offset, count)`` of the positions ``[start, stop)`` round a ring, cut at the wrap."""
+    while start < stop:
+        offset = start % size
+        count = min(stop - start, size - offset)
+        yield offset, count
+        start += count

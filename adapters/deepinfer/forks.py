@@ -31,8 +31,8 @@ class Clones:
     states: list[tuple[int, int]] = field(default_factory=list)
     tokens: dict[int, int] = field(default_factory=dict)
     """Destination block -> how many of its slots hold tokens."""
-    stale: list[tuple[int, int, int]] = field(default_factory=list)
-    """(new state, first, last position) that the copied ring does not hold any more."""
+    stale: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """New state -> positions that the old ring does not hold any more."""
 
 
 class Forks:
@@ -163,7 +163,7 @@ class Forks:
         first = max(0, seq.num_tokens - window + 1)
         last = min(seq.num_tokens, stop - self.ring_size)
         if first < last:
-            clones.stale.append((new, first, last))
+            clones.stale[new] = (first, last)
             self.edits.event("unsound", seq, "5", tokens=last - first)
             seq.mark_unsound("5")
 
@@ -173,10 +173,7 @@ class Forks:
             if new:
                 self.edits.copy_block(old, new, clones.tokens[new])
         for old, new in clones.states:
-            self.edits.copy_state(old, new)
-        for state, first, last in clones.stale:
-            for ring in self.edits.rings:
-                self.edits.zero_positions(ring, state, first, last)
+            self.edits.copy_state(old, new, clones.stale.get(new, (0, 0)))
         if self.states is not None:
             self.states.release([old for old, _ in clones.states])
         self.blocks.release([old for old, _ in clones.blocks])
