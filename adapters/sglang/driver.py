@@ -7,6 +7,9 @@ runs, the drivers listen and write down what they heard.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from handoff.conformance.recording import Kind, Recordings
 
 from .driver_common import INPUTS as COMMON
@@ -19,6 +22,12 @@ from .replay import options_of
 
 __all__ = ["RECORDINGS"]
 
+
+def _none(line: Mapping[str, Any]) -> int:
+    """A function call serves no request."""
+    return 0
+
+
 RECORDINGS = Recordings(
     kinds={
         "common": Kind(inputs=COMMON, replay=replay_common),
@@ -28,8 +37,8 @@ RECORDINGS = Recordings(
             followed=NATIVE_FOLLOWED,
             requests=lambda line: len(line["requests"]),
         ),
-        "dsv41_window": Kind(inputs=WINDOW_INPUTS, replay=replay_window),
-        "encoder": Kind(inputs=ENCODER_INPUTS, replay=replay_encoder),
+        "dsv41_window": Kind(inputs=WINDOW_INPUTS, replay=replay_window, requests=_none),
+        "encoder": Kind(inputs=ENCODER_INPUTS, replay=replay_encoder, requests=_none),
     },
     options=options_of,
 )

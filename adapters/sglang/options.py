@@ -26,67 +26,113 @@ class Options(Base):
       one): frees and inserts stop at the prefill's end; ``mamba``: full and recurrent layers.
     """
 
-    attention: Literal["full", "swa", "swa_ring", "pure_swa", "mamba"] = "full"
-    sliding_window_size: int | None = Field(None, ge=1)
-    page_size: int = Field(1, ge=1)
-    max_total_tokens: int = Field(16384, ge=1)
-    """Slots of the full-attention pool (upstream measures free GPU memory instead)."""
-    swa_full_tokens_ratio: float = Field(0.8, gt=0)
-    swa_max_total_tokens: int | None = Field(None, ge=1)
-    """Slots of the sliding-window pool; ``None``: the ratio above."""
-    max_mamba_cache_size: int = Field(64, ge=3)
-    """Recurrent states that exist, held by requests or by the tree."""
+    attention: Literal["full", "swa", "swa_ring", "pure_swa", "mamba"] = Field(
+        "full", description="the model's layers: full, swa, swa_ring, pure_swa or mamba"
+    )
+    sliding_window_size: int | None = Field(None, ge=1, description="the model's window in tokens")
+    page_size: int = Field(1, ge=1, description="tokens of a page, the grain of a hit")
+    max_total_tokens: int = Field(
+        16384, ge=1, description="slots of the full pool (upstream: what GPU memory leaves)"
+    )
+    swa_full_tokens_ratio: float = Field(0.8, gt=0, description="window pool over full pool")
+    swa_max_total_tokens: int | None = Field(
+        None, ge=1, description="slots of the window pool; None = the ratio"
+    )
+    max_mamba_cache_size: int = Field(
+        64, ge=3, description="recurrent states, held by requests or by the tree"
+    )
 
-    chunked_prefill_size: int = 8192
-    """Tokens of one prefill batch, -1 = no chunking; 8,192 is upstream's value below 160 GiB."""
-    max_prefill_tokens: int = Field(16384, ge=1)
-    max_running_requests: int = Field(64, ge=1)
-    enable_mixed_chunk: bool = False
-    disable_overlap_schedule: bool = False
+    chunked_prefill_size: int = Field(
+        8192, ge=-1, description="tokens of one prefill batch; -1 = whole prompts"
+    )
+    max_prefill_tokens: int = Field(
+        16384, ge=1, description="tokens of one prefill batch without chunking"
+    )
+    max_running_requests: int = Field(64, ge=1, description="requests of one batch")
+    enable_mixed_chunk: bool = Field(False, description="decode along with a prefill chunk")
+    disable_overlap_schedule: bool = Field(
+        False, description="plan a batch only when the last one's tokens are known"
+    )
     schedule_policy: Literal[
         "fcfs", "lpm", "dfs-weight", "hrrn", "lof", "shortest-prefill-first"
-    ] = "fcfs"
-    enable_priority_scheduling: bool = False
-    disable_priority_preemption: bool = False
-    priority_scheduling_preemption_threshold: int = 10
-    schedule_low_priority_values_first: bool = False
-    schedule_conservativeness: float = Field(1.0, gt=0)
-    init_new_token_ratio: float = Field(0.7, gt=0)
-    min_new_token_ratio_factor: float = Field(0.14, gt=0)
-    new_token_ratio_decay_steps: int = Field(600, ge=1)
-    clip_max_new_tokens_estimation: int = 4096
-    retract_decode_steps: int = 20
+    ] = Field(
+        "fcfs",
+        description="order of the queue: fcfs, lpm, dfs-weight, hrrn, lof, shortest-prefill-first",
+    )
+    enable_priority_scheduling: bool = Field(False, description="priorities order the queue")
+    disable_priority_preemption: bool = Field(False, description="never preempt for a priority")
+    priority_scheduling_preemption_threshold: int = Field(
+        10, description="priorities apart before one preempts"
+    )
+    schedule_low_priority_values_first: bool = Field(False, description="small values go first")
+    schedule_conservativeness: float = Field(
+        1.0, gt=0, description="factor on init_new_token_ratio"
+    )
+    init_new_token_ratio: float = Field(
+        0.7, gt=0, description="share of their outputs that running requests will need, at first"
+    )
+    min_new_token_ratio_factor: float = Field(
+        0.14, gt=0, description="the least that share becomes, as a factor"
+    )
+    new_token_ratio_decay_steps: int = Field(
+        600, ge=1, description="decode steps until it is least"
+    )
+    clip_max_new_tokens_estimation: int = Field(
+        4096, ge=0, description="outputs reserved for a request at most"
+    )
+    retract_decode_steps: int = Field(
+        20, ge=0, description="decode steps assumed left after a retraction"
+    )
 
-    disable_radix_cache: bool = False
-    radix_force_miss: bool = False
-    """``SGLANG_RADIX_FORCE_MISS``: every hit is 0, inserts go on."""
+    disable_radix_cache: bool = Field(False, description="no prefix cache")
+    radix_force_miss: bool = Field(
+        False, description="SGLANG_RADIX_FORCE_MISS: every hit is 0, inserts go on"
+    )
     radix_eviction_policy: Literal[
         "lru", "lfu", "slru", "priority", "tlru", "fifo", "filo", "mru"
-    ] = "lru"
-    slru_protected_threshold: int = 2
-    tlru_threshold: int = 0
-    tlru_next_prompt_estimate: int = 0
-
-    swa_eviction_interval: int = Field(128, ge=1)
-    enable_decoder_swa_bounded_replay: bool = False
-    enable_encoder_swa_bounded_replay: bool = False
-    swa_ring_capacity: int | None = Field(None, ge=1)
-    """Rows of a request's ring; ``None``: two windows."""
-
-    speculative_algorithm: Literal["EAGLE", "EAGLE3"] | None = None
-    speculative_num_steps: int | None = Field(None, ge=1)
-    """``None``: keys are bigrams, but decoding goes token by token."""
-    speculative_eagle_topk: int = 1
-    speculative_num_draft_tokens: int = Field(4, ge=2)
-
-    enable_hierarchical_cache: bool = False
-    hicache_ratio: float = Field(2.0, gt=0)
-    hicache_max_total_tokens: int | None = Field(None, ge=1)
-    """Host slots asked for; ``None``: the ratio above."""
-    hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = (
-        "write_through"
+    ] = Field(
+        "lru", description="which leaf goes: lru, lfu, slru, priority, tlru, fifo, filo or mru"
     )
-    load_back_threshold: int = 10
+    slru_protected_threshold: int = Field(
+        2, description="slru: hits from which on a node goes last"
+    )
+    tlru_threshold: int = Field(
+        0, description="tlru: tokens at the end of a path that may go first"
+    )
+    tlru_next_prompt_estimate: int = Field(0, description="tlru: tokens the next prompt adds")
+
+    swa_eviction_interval: int = Field(
+        128, ge=1, description="tokens between frees of window KV while decoding"
+    )
+    enable_decoder_swa_bounded_replay: bool = Field(
+        False, description="hits need no window KV; it is computed again"
+    )
+    enable_encoder_swa_bounded_replay: bool = Field(
+        False, description="the last 128 hit tokens run again, without storing (swa_ring)"
+    )
+    swa_ring_capacity: int | None = Field(
+        None, ge=1, description="rows of a request's ring; None = two windows"
+    )
+
+    speculative_algorithm: Literal["EAGLE", "EAGLE3"] | None = Field(
+        None, description="EAGLE or EAGLE3: the tree's keys are pairs of tokens"
+    )
+    speculative_num_steps: int | None = Field(
+        None, ge=1, description="draft steps; None = such keys, but one token at a time"
+    )
+    speculative_eagle_topk: int = Field(1, ge=1, description="branches of a draft; only 1")
+    speculative_num_draft_tokens: int = Field(4, ge=2, description="tokens of a verify row")
+
+    enable_hierarchical_cache: bool = Field(False, description="a host tier (HiCache)")
+    hicache_ratio: float = Field(2.0, gt=0, description="host slots over device slots")
+    hicache_max_total_tokens: int | None = Field(
+        None, ge=1, description="host slots asked for; None = the ratio"
+    )
+    hicache_write_policy: Literal["write_through", "write_through_selective", "write_back"] = Field(
+        "write_through",
+        description="when KV is copied out: write_through, write_through_selective, write_back",
+    )
+    load_back_threshold: int = Field(10, ge=0, description="host tokens worth loading")
 
     @model_validator(mode="after")
     def _fits(self) -> Options:

@@ -119,10 +119,6 @@ class EvictionPolicy:
             block.duration = None
             self._link(block, False)
 
-    def next_expiry(self) -> float | None:
-        """When the next priority runs out, in milliseconds, or ``None``."""
-        return min((block.expires or 0.0 for block in self._expiring.values()), default=None)
-
     def queues(self, level: int) -> dict[int, list[int]]:
         """Idle ids by priority, next victim first; empty queues are left out."""
         found = {p: list(self._queues[level][p]) for p in self._priorities[level]}

@@ -18,6 +18,9 @@ def _common(case: Case) -> Mapping[str, Any]:
     return replay(case)
 
 
+_PROVENANCE: Mapping[str, bool] = {"evidence": True, "manager": True}
+"""What a recording says about itself; nothing that an engine could reproduce."""
+
 _EVENT_ROWS = (
     *("copy", "take", "evict", "offload", "onboard", "tie", "stored_ctx", "stored_end"),
     *("dec_evict", "dec_offload", "dec_detach_front", "store", "detach_front"),
@@ -69,7 +72,7 @@ _NATIVE_INPUTS: Mapping[str, tuple[str, ...]] = {
 
 def _native_op(op: Mapping[str, Any]) -> Schema:
     """Which keys of one operation are inputs."""
-    return dict.fromkeys(("op", *_NATIVE_INPUTS[op["op"]]), True)
+    return dict.fromkeys(("op", *_NATIVE_INPUTS.get(op["op"], ())), True)
 
 
 def _canonical_native(line: dict[str, Any]) -> dict[str, Any]:
@@ -141,12 +144,16 @@ def _one(line: Mapping[str, Any]) -> int:
 RECORDINGS = Recordings(
     kinds={
         "common": Kind(
-            inputs={"workload": True, "config": True},
+            inputs={"workload": True, "config": True, **_PROVENANCE},
             replay=_common,
             canonical=_canonical_common,
         ),
         "native": Kind(
-            inputs={"trace": True, "kind": True, "config": True, "ops": _native_op},
+            inputs={
+                **dict.fromkeys(("trace", "kind", "config"), True),
+                **_PROVENANCE,
+                "ops": _native_op,
+            },
             replay=_native,
             canonical=_canonical_native,
             requests=_native_requests,
@@ -154,6 +161,7 @@ RECORDINGS = Recordings(
         "upstream_test": Kind(
             inputs={
                 **_UNIT_INPUTS,
+                **_PROVENANCE,
                 "ops": _UNIT_OPS,
                 "positions_after_iteration": "keys",
             },
@@ -163,6 +171,7 @@ RECORDINGS = Recordings(
         "upstream_test_v2": Kind(
             inputs={
                 **dict.fromkeys(("test", "file", "note", "commit", "config"), True),
+                **_PROVENANCE,
                 "ops": _V2_OPS,
             },
             replay=_v2,

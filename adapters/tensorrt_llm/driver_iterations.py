@@ -16,7 +16,7 @@ from .driver_native import admission_entry, put_events, tables_of
 from .engine import Engine, Iteration
 from .journal import Fact
 from .options import from_recorded
-from .recorded import EVIDENCE, SALTS, Notation
+from .recorded import SALTS, Notation
 
 __all__ = ["replay_iterations"]
 
@@ -24,7 +24,7 @@ __all__ = ["replay_iterations"]
 def replay_iterations(case: Case) -> Mapping[str, Any]:
     """The whole recorded line of one trace of iterations."""
     player = _Player(case)
-    return {"evidence": EVIDENCE, "ops": [player.play(op) for op in case.line["ops"]]}
+    return {"ops": [player.play(op) for op in case.line["ops"]]}
 
 
 class _Player:

@@ -13,7 +13,7 @@ from handoff.conformance.recording import Case
 from .cache_half import CacheHalf
 from .journal import Fact
 from .manager import Admission, KVCacheManager
-from .recorded import EVIDENCE, Notation
+from .recorded import Notation
 from .request import LlmRequest
 
 __all__ = ["EVENT_KINDS", "admission_entry", "put_events", "replay", "tables_of"]
@@ -29,10 +29,7 @@ def replay(case: Case) -> Mapping[str, Any]:
 
         return replay_iterations(case)
     player = _Player(case)
-    line: dict[str, Any] = {
-        "evidence": EVIDENCE,
-        "ops": [player.play(op) for op in operations],
-    }
+    line: dict[str, Any] = {"ops": [player.play(op) for op in operations]}
     notation = player.cache.notation
     line["lru_end"] = notation.named(notation.queues())
     return line

@@ -17,7 +17,7 @@ from handoff.types import Request, RowResult, Step, StepResult
 from .engine import Engine
 from .journal import Fact
 from .options import from_recorded
-from .recorded import EVIDENCE, SALTS, Notation
+from .recorded import SALTS, Notation
 from .request import LlmRequest
 from .sequence import WindowSequence
 
@@ -134,10 +134,9 @@ class _Server:
 
     def end(self) -> dict[str, Any]:
         """What the line says besides its results."""
-        line: dict[str, Any] = {"evidence": EVIDENCE}
-        if not self._notation.several and self._smallest <= 64:
-            line["lru_end"] = self._notation.queues()[0]
-        return line
+        if self._notation.several or self._smallest > 64:
+            return {}
+        return {"lru_end": self._notation.queues()[0]}
 
     # -- report -----------------------------------------------------------------------------
 

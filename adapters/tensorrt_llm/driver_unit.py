@@ -24,8 +24,6 @@ from .request import LlmRequest
 
 __all__ = ["replay"]
 
-EVIDENCE = "upstream_test"
-
 
 def replay(case: Case) -> Mapping[str, Any]:
     """The whole recorded line of one unit test."""
@@ -37,10 +35,10 @@ def replay(case: Case) -> Mapping[str, Any]:
     }
     if kind is None:
         test = _BlockManagerTest(case)
-        return {"evidence": EVIDENCE, "ops": [test.play(op) for op in case.line["ops"]]}
+        return {"ops": [test.play(op) for op in case.line["ops"]]}
     if kind not in plays:
         raise BadInput(f"unknown kind of unit test {kind!r}", field="kind")
-    return {"evidence": EVIDENCE, **plays[kind](case.line)}
+    return plays[kind](case.line)
 
 
 class _BlockManagerTest:

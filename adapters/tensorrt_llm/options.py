@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -15,6 +15,9 @@ __all__ = ["Options", "describe", "from_recorded"]
 DEFAULT_OFFLOAD_PRIORITY = 30
 
 
+Blocks = Annotated[int, Field(ge=0)]
+
+
 class Options(BaseOptions):
     """What shapes a hit (RULES 1).
 
@@ -23,31 +26,44 @@ class Options(BaseOptions):
     ``{window: blocks}``.
     """
 
-    tokens_per_block: int = Field(32, ge=1)
-    enable_block_reuse: bool = True
-    enable_partial_reuse: bool = True
-    copy_on_partial_reuse: bool = True
-    max_attention_window: tuple[int, ...] | None = None
-    """Windows cycled over the layers; ``None`` is full attention everywhere."""
-    max_seq_len: int = Field(131072, ge=1)
-    blocks_in_primary_pool: int | dict[int, int] = 8192
-    blocks_in_secondary_pool: int | dict[int, int] = 0
-    secondary_offload_min_priority: int | None = None
-    """A victim of at least this priority goes to host; ``None`` is the eviction policy's 30."""
-    enable_chunked_prefill: bool = False
-    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = (
-        "FIRST_COME_FIRST_SERVED"
+    tokens_per_block: int = Field(32, ge=1, description="tokens of a block")
+    enable_block_reuse: bool = Field(True, description="look up and store blocks at all")
+    enable_partial_reuse: bool = Field(True, description="reuse the head of a block, too")
+    copy_on_partial_reuse: bool = Field(
+        True, description="copy such a block; else only an idle leaf is taken over"
+    )
+    max_attention_window: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None, min_length=1, description="windows cycled over the layers; None = full attention"
+    )
+    max_seq_len: int = Field(131072, ge=1, description="tokens of prompt and outputs at most")
+    blocks_in_primary_pool: Blocks | dict[int, Blocks] = Field(
+        8192, description="device blocks: of every window, or {window: blocks}"
+    )
+    blocks_in_secondary_pool: Blocks | dict[int, Blocks] = Field(
+        0, description="host blocks: of every window, or {window: blocks}"
+    )
+    secondary_offload_min_priority: int | None = Field(
+        None, description="priority from which a victim goes to host; None = 30"
+    )
+    enable_chunked_prefill: bool = Field(False, description="prompts may take several iterations")
+    context_chunking_policy: Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"] = Field(
+        "FIRST_COME_FIRST_SERVED",
+        description="who gets the budget: FIRST_COME_FIRST_SERVED or EQUAL_PROGRESS",
     )
     capacity_scheduler_policy: Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"] = (
-        "GUARANTEED_NO_EVICT"
+        Field("GUARANTEED_NO_EVICT", description="who may hold blocks; only this one")
     )
-    enable_prefix_aware_scheduling: bool = True
-    max_num_tokens: int = Field(8192, ge=1)
-    max_batch_size: int = Field(2048, ge=1)
-    max_beam_width: int = Field(1, ge=1)
-    max_draft_len: int = Field(0, ge=0)
-    num_extra_kv_tokens: int = Field(0, ge=0)
-    use_kv_cache_manager_v2: bool = False
+    enable_prefix_aware_scheduling: bool = Field(
+        True, description="a request waits while another one computes its next block"
+    )
+    max_num_tokens: int = Field(8192, ge=1, description="tokens of one iteration")
+    max_batch_size: int = Field(2048, ge=1, description="requests of one iteration")
+    max_beam_width: int = Field(1, ge=1, description="beams; only 1")
+    max_draft_len: int = Field(0, ge=0, description="draft tokens a step")
+    num_extra_kv_tokens: int = Field(
+        0, ge=0, description="slots a sequence gets beyond its tokens (drafting)"
+    )
+    use_kv_cache_manager_v2: bool = Field(False, description="the V2 manager; refused")
 
     @model_validator(mode="after")
     def _refuse_left_out(self) -> Options:
@@ -60,6 +76,20 @@ class Options(BaseOptions):
             raise Unsupported("use_kv_cache_manager_v2: V2 is modelled as look-up facts only")
         if self.max_beam_width > 1:
             raise Unsupported("max_beam_width > 1: beams reorder, only their blocks are modelled")
+        return self
+
+    @model_validator(mode="after")
+    def _pools_name_the_windows(self) -> Options:
+        for sizes in (self.blocks_in_primary_pool, self.blocks_in_secondary_pool):
+            named = () if isinstance(sizes, int) else self._clamped(sizes)
+            if unknown := sorted(set(named) - set(self.windows)):
+                raise ValueError(f"no attention window {unknown[0]} (windows {self.windows})")
+        primary = self.blocks_in_primary_pool
+        missing = (
+            [] if isinstance(primary, int) else set(self.windows) - set(self._clamped(primary))
+        )
+        if missing:
+            raise ValueError(f"blocks_in_primary_pool lacks window {max(missing)}")
         return self
 
     @property
@@ -82,10 +112,11 @@ class Options(BaseOptions):
         )
 
     def _of_window(self, sizes: int | dict[int, int], window: int) -> int:
-        if isinstance(sizes, int):
-            return sizes
-        clamped = {min(given, self.max_seq_len): blocks for given, blocks in sizes.items()}
-        return clamped.get(window, 0)
+        return sizes if isinstance(sizes, int) else self._clamped(sizes).get(window, 0)
+
+    def _clamped(self, sizes: Mapping[int, int]) -> dict[int, int]:
+        """By window as the model has it: never longer than ``max_seq_len``."""
+        return {min(given, self.max_seq_len): blocks for given, blocks in sizes.items()}
 
 
 def describe(options: Options) -> str:

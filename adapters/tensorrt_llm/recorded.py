@@ -18,9 +18,8 @@ from .keys import Item
 from .manager import KVCacheManager
 from .request import LlmRequest, Retention, RetentionRange
 
-__all__ = ["EVIDENCE", "SALTS", "Notation", "read_request"]
+__all__ = ["SALTS", "Notation", "read_request"]
 
-EVIDENCE = "executed_transcription"
 SALTS = ("tenant-a", "tenant-b")
 """Numbered in this order by the recorder; others follow in order of appearance."""
 

@@ -637,6 +637,12 @@ def test_rule_12_options_carry_upstreams_defaults() -> None:
             "enable_hierarchical_cache": True,
         },
         {"attention": "mamba", "enable_hierarchical_cache": True},
+        {
+            "attention": "mamba",
+            "speculative_algorithm": "EAGLE",
+            "speculative_num_steps": 3,
+            "disable_overlap_schedule": True,
+        },
     ],
 )
 def test_what_is_left_out_says_so(values: dict[str, Any]) -> None:

@@ -15,7 +15,8 @@ from handoff.adapters.tensorrt_llm.microbatch import MicroBatchScheduler, chunk_
 from handoff.adapters.tensorrt_llm.options import Options
 from handoff.adapters.tensorrt_llm.request import LlmRequest, Retention, RetentionRange
 
-from handoff.errors import Refused, Unsupported
+from handoff.adapter import load, make_options
+from handoff.errors import BadInput, Refused, Unsupported
 from handoff.index.spans import Seq
 from handoff.types import Image, Request
 
@@ -48,6 +49,7 @@ def test_rule_1_defaults_are_upstreams() -> None:
     "values",
     [
         {"capacity_scheduler_policy": "MAX_UTILIZATION"},
+        {"capacity_scheduler_policy": "STATIC_BATCH"},
         {"use_kv_cache_manager_v2": True},
         {"max_beam_width": 2},
     ],
@@ -55,6 +57,34 @@ def test_rule_1_defaults_are_upstreams() -> None:
 def test_rule_1_what_is_left_out_says_so(values: dict[str, Any]) -> None:
     with pytest.raises(Unsupported):
         options(**values)
+
+
+def test_rule_1_a_request_with_beams_is_refused() -> None:
+    beams = Request("r", Seq.of(HEAD), 2, options={"beam_width": 2})
+    with pytest.raises(Unsupported, match="beam_width"):
+        Engine(options()).submit(beams, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"blocks_in_primary_pool": -1}, "blocks_in_primary_pool"),
+        ({"blocks_in_primary_pool": {16: 8}}, "lacks window 64"),
+        ({"blocks_in_primary_pool": {64: 8, 16: 8, 32: 8}}, "no attention window 32"),
+        ({"blocks_in_secondary_pool": {32: 8}}, "no attention window 32"),
+        ({"max_attention_window": (0,)}, "max_attention_window"),
+    ],
+)
+def test_rule_1_pools_name_the_windows_of_the_model(values: dict[str, Any], message: str) -> None:
+    given = {"max_seq_len": 64, "max_attention_window": (16, 64), **values}
+    with pytest.raises(BadInput, match=message):
+        make_options(load("tensorrt_llm"), given)
+
+
+def test_rule_1_a_pool_longer_than_the_sequence_is_the_longest_windows() -> None:
+    chosen = options(max_attention_window=(16, 100), blocks_in_primary_pool={16: 4, 100: 9})
+    assert chosen.windows == (64, 16)  # no sequence is longer than 64
+    assert chosen.pool_blocks(64) == (9, 0) and chosen.pool_blocks(16) == (4, 0)
 
 
 def test_rule_1_without_reuse_nothing_is_walked_or_stored() -> None:
