@@ -115,7 +115,10 @@ def _groups(entry: Entry) -> list[str]:
                 f" copied into block number {each['fresh'] + 1:,} of the table."
             )
         if each["visible"]:
-            lines.append(f"{each['group']}: sees nothing below {each['visible']:,}.")
+            lines.append(
+                f"{each['group']}: sees nothing below {each['visible']:,}, so outputs may differ"
+                " from those of a plain cold run."
+            )
     return lines
 
 
