@@ -29,10 +29,12 @@ class Options(adapter.Options):
     model: str | Model = Field(
         default="yoco128", description=f"a description, or one of {', '.join(PRESETS)}"
     )
-    block_size: int = Field(default=128, ge=1)
+    block_size: int = Field(default=128, ge=1, description="positions of a block")
     num_blocks: int = Field(default=1025, ge=2, description="block 0 is never handed out")
     num_states: int = Field(default=514, ge=0, description="SWA rings; state 0 is never handed out")
-    engine_type: EngineType = "NORMAL"
+    engine_type: EngineType = Field(
+        default="NORMAL", description="PROMPT: prefill only, the outside takes prompts out"
+    )
     zos: bool | None = Field(
         default=None, description="asynchronous scheduling; None: on for NORMAL"
     )
@@ -43,22 +45,36 @@ class Options(adapter.Options):
         ge=0,
         description="extra ring tokens; upstream's switch gives 128, and K if it truncates",
     )
-    yoco_prefill_truncation_mode: TruncationMode = "off"
-    yoco_prefill_keep_tokens: int = Field(default=0, ge=0)
-    chunked_prefill: bool = False
-    max_model_len: int = Field(default=4096, ge=1)
-    max_num_batched_tokens: int | None = Field(default=None, ge=1)
-    max_num_seqs: int = Field(default=256, ge=1)
-    stop_preempted_request: bool = True
-    prefill_interval: int = Field(default=70, ge=1)
-    prefill_any_interval: int = Field(default=100, ge=1)
-    prefill_max_sum_seqlen_k: int = Field(default=1 << 30, ge=1)
-    lookahead_tokens: int = Field(default=0, ge=0)
+    yoco_prefill_truncation_mode: TruncationMode = Field(
+        default="off", description="consumer rows of a prefill: off, mask or compact"
+    )
+    yoco_prefill_keep_tokens: int = Field(
+        default=0, ge=0, description="K, prompt tokens at the end whose consumer rows are kept"
+    )
+    chunked_prefill: bool = Field(default=False, description="prompts may run in several steps")
+    max_model_len: int = Field(default=4096, ge=1, description="tokens of prompt and outputs")
+    max_num_batched_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens of a prefill step; None: max(max_model_len, 4096, seqs * (1 + drafts))",
+    )
+    max_num_seqs: int = Field(default=256, ge=1, description="sequences that decode together")
+    stop_preempted_request: bool = Field(
+        default=True, description="a preempted request ends (the LLM class: False)"
+    )
+    prefill_interval: int = Field(default=70, ge=1, description="decode steps between prefills")
+    prefill_any_interval: int = Field(default=100, ge=1, description="a second such turn")
+    prefill_max_sum_seqlen_k: int = Field(
+        default=1 << 30, ge=1, description="summed lengths of the prompts of a prefill step"
+    )
+    lookahead_tokens: int = Field(default=0, ge=0, description="least tokens of a chunk")
     cp: int = Field(default=1, ge=1, description="context-parallel ranks")
     mtp_varlen_curve: tuple[tuple[int, float], ...] = Field(
         default=(), description="(rows, ms) points of the measured decode performance"
     )
-    outside_policy: Literal["load", "share", "anchor", "none"] = "load"
+    outside_policy: Literal["load", "share", "anchor", "none"] = Field(
+        default="load", description="what the outside store does: load, share, anchor or none"
+    )
     outside_grain: int = Field(default=128, ge=1, description="stored lengths are multiples of it")
     outside_rollback: int = Field(default=0, ge=0, description="tokens an anchor hit gives back")
     outside_tokens: int | None = Field(
