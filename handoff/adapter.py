@@ -33,6 +33,7 @@ __all__ = [
     "load",
     "make_options",
     "names",
+    "register",
 ]
 
 GROUP = "handoff.adapters"
@@ -178,16 +179,36 @@ def names() -> list[str]:
     """Installed adapters: the built-in five in their order, then others by name."""
     found = _entry_points()
     known = [name for name in ORDER if name in found]
-    return known + sorted(name for name in found if name not in ORDER)
+    return known + sorted({*found, *_REGISTERED} - {*ORDER})
 
 
-@cache
+_REGISTERED: dict[str, Adapter] = {}
+
+
+def register(adapter: Adapter) -> None:
+    """Make an adapter known to this process, as if its package were installed.
+
+    For notebooks and tests. Registering a name again replaces it; a name that is installed is
+    refused.
+    """
+    if adapter.name in _entry_points():
+        raise BadInput(f"adapter {adapter.name!r} is installed; choose another name")
+    if not isinstance(adapter, Adapter):
+        raise BadInput(f"{adapter!r} lacks parts of the protocol of an adapter")
+    _REGISTERED[adapter.name] = adapter
+
+
 def load(name: str) -> Adapter:
-    """The adapter of that name.
+    """The adapter of that name: registered, or installed.
 
     Raises ``BadInput`` that lists what is installed, or ``HandoffError`` that names a plugin which
     cannot be imported.
     """
+    return _REGISTERED[name] if name in _REGISTERED else _installed(name)
+
+
+@cache
+def _installed(name: str) -> Adapter:
     found = _entry_points()
     if name not in found:
         close = difflib.get_close_matches(name, found, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from .adapter import Options
+    from .explain.formula import Twice
 
 __all__ = ["requests_of", "stair_points", "sweep_points"]
 
 LENGTHS = 128
 """Prompt lengths of a staircase where none are given."""
+
+JUMPS = 24
+"""Stairs of a row whose edges are found exactly; finer staircases show only the first one's."""
 
 
 def requests_of(source: str, limit: int | None = None) -> list[Request]:
@@ -63,8 +68,9 @@ def sweep_points(plan: RunPlan, pools: Sequence[int]) -> tuple[pd.DataFrame, lis
 def stair_points(rows: Sequence[RowSpec], lengths: Sequence[int]) -> pd.DataFrame:
     """What a prompt of each length hits when it is sent twice to an empty pool.
 
-    Columns run, adapter, label, prompt_tokens, hit_tokens; a length that the engine refuses has no
-    line.
+    Beside ``lengths`` each row has the lengths where its hit jumps: all of them if they are few,
+    else the first, which is the smallest prompt that can hit. Columns run, adapter, label,
+    prompt_tokens, hit_tokens; a length that the engine refuses has no line.
     """
     import pandas as pd
 
@@ -76,12 +82,24 @@ def stair_points(rows: Sequence[RowSpec], lengths: Sequence[int]) -> pd.DataFram
         adapter = load(row.adapter)
         title = label(row.label, adapter.name, adapter.title)
         twice = Twice(adapter, _options(row))
-        for length in lengths:
-            hit = twice.hit(length)
-            if hit is not None:
-                points.append((row.label, adapter.name, title, length, hit))
+        for length, hit in _with_jumps(twice, lengths):
+            points.append((row.label, adapter.name, title, length, hit))
     columns = ["run", "adapter", "label", "prompt_tokens", "hit_tokens"]
     return pd.DataFrame(points, columns=columns)
+
+
+def _with_jumps(twice: Twice, lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """(length, hit) of the lengths and of those where the hit jumps, ascending."""
+    found = {n: hit for n in sorted({1, *lengths}) if (hit := twice.hit(n)) is not None}
+    jumps = [(a, b) for a, b in pairwise(found) if found[a] != found[b]]
+    for low, high in jumps if len(jumps) <= JUMPS else jumps[:1]:
+        while high - low > 1:  # the hit at ``low`` is that of the lower stair, at ``high`` not
+            middle = (low + high) // 2
+            hit = twice.hit(middle)
+            if hit is not None:
+                found[middle] = hit
+            low, high = (middle, high) if hit in (None, found[low]) else (low, middle)
+    return sorted(found.items())
 
 
 def _options(row: RowSpec) -> Any:

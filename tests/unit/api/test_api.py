@@ -161,8 +161,9 @@ def test_a_sweep_over_a_trace(tmp_path: Path) -> None:
 
 
 def test_stairs_are_written(tmp_path: Path) -> None:
-    found = handoff.stairs(lengths=range(15, 20), adapters=["vllm"])
-    assert found.to_pandas()["hit_tokens"].tolist() == [0, 0, 16, 16, 16]
+    found = handoff.stairs(lengths=[10, 20, 40], adapters=["vllm"])
+    points = found.to_pandas().set_index("prompt_tokens")["hit_tokens"].to_dict()
+    assert (points[16], points[17], points[32], points[33]) == (0, 16, 16, 32), "edges are exact"
     assert [path.name for path in found.write(tmp_path)] == ["stairs.csv", "staircase.svg"]
     assert "hit_tokens" in repr(found) and "<table" in found._repr_html_()
 
@@ -180,3 +181,21 @@ def test_wrong_calls_are_one_line() -> None:
     for says, call in calls.items():
         with pytest.raises(HandoffError, match=says):
             call()
+
+
+def test_a_registered_adapter_is_a_row_like_any_other() -> None:
+    from handoff.adapter import load, names, register
+
+    from ...toy import Toy
+
+    register(Toy())  # type: ignore[arg-type]
+    again = Toy()
+    register(again)  # type: ignore[arg-type]
+    assert load("toy") is again and names()[-1] == "toy"
+    assert handoff.run("mid-block", adapters=["toy"]).totals[0].hit == 34
+    with pytest.raises(BadInput, match="lacks parts"):
+        register(type("Half", (), {"name": "half"})())
+    taken = Toy()
+    taken.name = "vllm"
+    with pytest.raises(BadInput, match="is installed"):
+        register(taken)  # type: ignore[arg-type]
