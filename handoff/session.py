@@ -123,6 +123,7 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
         raise BadInput(f"no scenario has a row of {', '.join(plan.adapters)}")
     for spec, _ in jobs:  # every mistake in options is found before anything runs
         make_options(load(spec.adapter), spec.values)
+    smallest = _smallest([spec for spec, _ in jobs], say)
     parts = _Parts(plan)
     finished: list[tuple[_Source, Finished]] = []
     began = time.perf_counter()
@@ -134,6 +135,8 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
         if not finished:
             raise
         stopped = error
+    for _, done in finished:
+        done.info = done.info.model_copy(update={"smallest_prompt": smallest[done.info.run]})
     logs = [done.steps for _, done in finished if done.steps is not None]
     return Result(
         Ledger(entry for _, done in finished for entry in done.ledger),
@@ -142,6 +145,23 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
         time.perf_counter() - began,
         stopped,
     )
+
+
+def _smallest(specs: Sequence[RowSpec], say: Callable[[str], None]) -> dict[str, int | None]:
+    """The shortest prompt that can hit, per row; says at the start where none ever can."""
+    from .explain.compare import smallest_of
+
+    found: dict[str, int | None] = {}
+    for spec in specs:
+        if spec.label in found:
+            continue
+        found[spec.label] = smallest_of(spec)
+        if found[spec.label] is None:
+            say(
+                f"warning {spec.label} can never hit here: no prompt that it accepts gets a hit"
+                f" when it is repeated. See: handoff explain --only {spec.adapter}"
+            )
+    return found
 
 
 def forget_parts(plan: RunPlan) -> None:

@@ -10,7 +10,16 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from .compare import Answer, Comparison, Outcome, WhatIf, explain, explain_request, what_if
+from .compare import (
+    Answer,
+    Comparison,
+    Outcome,
+    WhatIf,
+    explain,
+    explain_request,
+    smallest_of,
+    what_if,
+)
 from .prompts import Prompt, read_prompt, shorthand
 
 if TYPE_CHECKING:
@@ -26,6 +35,7 @@ __all__ = [
     "explain_request",
     "read_prompt",
     "shorthand",
+    "smallest_of",
     "what_if",
 ]
 
