@@ -70,7 +70,8 @@ class Engine:
         self.journal = journal if journal is not None else Journal()
         self.cache = PrefixCache(options, self.journal)
         self.scheduler = Scheduler(options, self.cache)
-        self._reqs: dict[str, Req] = {}
+        self.requests: dict[str, Req] = {}
+        """Requests that wait or run, by id."""
         self._batches: deque[tuple[int, Batch, list[int]]] = deque()
         self._arrivals = 0
         self._number = 0
@@ -98,25 +99,25 @@ class Engine:
         """Queue a request unasked."""
         req = Req(request, self._arrivals)
         self._arrivals += 1
-        self._reqs[request.id] = req
+        self.requests[request.id] = req
         self.scheduler.enqueue(req)
 
     def abort(self, request_id: str, now: float) -> None:
         """Drop a request wherever it is: private KV goes back, nothing is inserted (rule 5)."""
-        req = self._reqs.get(request_id)
+        req = self.requests.get(request_id)
         if req is None or req.finished:
             return
         self.scheduler.drop(req)
         self.cache.events.append(Event("abort", seq=req.sequence, request=req.id, rule="5"))
         if req.sequence is not None:
             self.cache.ops.append(Close(req.sequence))
-        del self._reqs[request_id]
+        del self.requests[request_id]
 
     def act(self, action: str, options: dict[str, object], now: float) -> None:
         """``flush_cache`` empties tree and pools; only an idle server does it."""
         if action != "flush_cache":
             raise Unsupported(f"SGLang knows no action {action!r}; it has flush_cache")
-        if self._reqs or self._batches:
+        if self.requests or self._batches:
             raise Unsupported("flush_cache needs an idle server")
         old = self.cache
         self.cache = PrefixCache(self.options, self.journal)
@@ -152,7 +153,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a request waits or runs."""
-        return bool(self._reqs)
+        return bool(self.requests)
 
     # -- planning -------------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Engine:
         assert req.sequence is not None
         self.cache.ops.append(Close(req.sequence))
         self.cache.events.append(Event("finish", seq=req.sequence, request=req.id))
-        self._reqs.pop(req.id, None)
+        self.requests.pop(req.id, None)
 
     # -- looking --------------------------------------------------------------------------------
 

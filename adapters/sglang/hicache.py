@@ -37,7 +37,8 @@ class HostTier:
         self.write_back = options.hicache_write_policy == "write_back"
         self.threshold = 2 if options.hicache_write_policy == "write_through_selective" else 1
         self.leaves = LeafHeap(policy_key(options), self._droppable)
-        self._pending: list[tuple[Node, int | None]] = []
+        self.pending: list[tuple[Node, int | None]] = []
+        """Ends of paths that a copy under way holds, each with the receipt of its lock."""
         self._loading: list[Node] = []
         self._both: dict[Node, None] = {}
         """Nodes on both tiers whose host copy may be reclaimed, oldest tracked first."""
@@ -88,7 +89,7 @@ class HostTier:
             if other is node or other.host is None:
                 if not self._copy_out(other):
                     return
-                self._pending.append((other, self.cache.lock(other)))
+                self.pending.append((other, self.cache.lock(other)))
 
     def _copy_out(self, node: Node) -> bool:
         """Copy one node to the host if there is room, or room can be made."""
@@ -162,15 +163,15 @@ class HostTier:
         for group, amount in ((FULL, tokens), (SWA, window_tokens)):
             if amount:
                 self._told("h2d", "onboard", group, amount)
-        self._pending.append((found.best, cache.lock(found.best)))
+        self.pending.append((found.best, cache.lock(found.best)))
         self._loading.extend(nodes)
         return True
 
     def acknowledge(self) -> None:
         """The copies started in the last step are done."""
-        for node, mark in self._pending:
+        for node, mark in self.pending:
             self.cache.unlock(node, mark)
-        self._pending.clear()
+        self.pending.clear()
         for node in self._loading:
             self._both[node] = None
         self._loading.clear()

@@ -20,7 +20,7 @@ from .sequence import WindowSequence
 from .tree import ReuseTree
 from .window import WindowManager
 
-__all__ = ["Admission", "Admitted", "KVCacheManager"]
+__all__ = ["Admission", "Admitted", "KVCacheManager", "OpenSequence"]
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Admission:
 
 
 @dataclass(slots=True)
-class _Sequence:
+class OpenSequence:
     """A sequence of the cache: tokens it has room for, and its blocks per window."""
 
     num_tokens: int
@@ -75,7 +75,8 @@ class KVCacheManager:
         self.windows = [
             WindowManager(window, options, self.tree, journal) for window in options.windows
         ]
-        self._sequences: dict[str, _Sequence] = {}
+        self.sequences: dict[str, OpenSequence] = {}
+        """By request id."""
 
     # -- clock and state --------------------------------------------------------------------
 
@@ -95,12 +96,12 @@ class KVCacheManager:
 
     def sequence(self, request: LlmRequest) -> list[WindowSequence]:
         """The sequence's blocks per window; empty before it was added."""
-        found = self._sequences.get(request.id)
+        found = self.sequences.get(request.id)
         return found.windows if found is not None else []
 
     def num_tokens(self, request: LlmRequest) -> int:
         """Tokens the sequence has room for."""
-        return self._sequences[request.id].num_tokens
+        return self.sequences[request.id].num_tokens
 
     # -- add --------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class KVCacheManager:
         admissions = [Admission(request, []) for request in requests]
         for request in requests:
             windows = [WindowSequence() for _ in self.windows]
-            self._sequences[request.id] = _Sequence(request.prompt_len, windows)
+            self.sequences[request.id] = OpenSequence(request.prompt_len, windows)
             for seq in request.seqs:
                 self.journal.open(seq, request)
         for index, manager in enumerate(self.windows):
@@ -140,7 +141,7 @@ class KVCacheManager:
     ) -> None:
         """Phase two for one request: copies, take-overs and onboarding, then new blocks."""
         request = claimed.request
-        sequence = self._sequences[request.id].windows[index]
+        sequence = self.sequences[request.id].windows[index]
         alloc, alloc_new = manager.num_alloc, manager.num_alloc_new
         keys = request.lookup_keys(manager.prompt_limit)
         for column, claim in enumerate(claimed.claims):
@@ -170,7 +171,7 @@ class KVCacheManager:
 
     def add_token(self, request: LlmRequest) -> None:
         """Room for one more token; blocks may leave the window, a block may be added (RULES 8)."""
-        sequence = self._sequences[request.id]
+        sequence = self.sequences[request.id]
         sequence.num_tokens += 1
         retention = request.retention
         for manager, blocks in zip(self.windows, sequence.windows):
@@ -187,7 +188,7 @@ class KVCacheManager:
 
     def rewind(self, request: LlmRequest, tokens: int) -> None:
         """Takes back room for rejected drafts; an emptied block goes to the front (RULES 11b)."""
-        sequence = self._sequences[request.id]
+        sequence = self.sequences[request.id]
         for _ in range(tokens):
             sequence.num_tokens -= 1
             for manager, blocks in zip(self.windows, sequence.windows):
@@ -217,7 +218,7 @@ class KVCacheManager:
                 manager.store(request, sequence, keys)
         for manager, sequence in zip(self.windows, self.sequence(request)):
             manager.release(request, sequence)
-        del self._sequences[request.id]
+        del self.sequences[request.id]
         for seq in request.seqs:
             self.journal.close(seq)
 

@@ -12,7 +12,7 @@ _OUT = -2  # marks an id that is not linked
 class LinkedQueue:
     """A doubly linked queue of the ids ``0 .. capacity - 1``; every operation is O(1).
 
-    >>> q = LinkedQueue(5, [1, 2, 3]); q.remove(2); q.push_front(4); list(q), q.pop_front()
+    >>> q = LinkedQueue(5, [1, 2, 3]); q.remove(2); q.push_front(4); list(q), q.front()
     ([4, 1, 3], 4)
     """
 
@@ -44,12 +44,6 @@ class LinkedQueue:
         if not self._size:
             raise IndexError("empty queue")
         return self._next[-1]
-
-    def pop_front(self) -> int:
-        """Remove and return the first id; ``IndexError`` if there is none."""
-        ident = self.front()
-        self.remove(ident)
-        return ident
 
     def push_back(self, ident: int) -> None:
         """Link an id behind the last one."""

@@ -1,7 +1,7 @@
 """The embedded default: plain torch on any device; gather of merged runs, then SDPA.
 
 Pages are ``[blocks, block_size, kv_heads, head_dim]``; a slot is a row of their flat view. Runs of
-consecutive blocks are sliced, not copied (KERNELS 5).
+consecutive blocks are sliced, not copied.
 """
 
 from __future__ import annotations

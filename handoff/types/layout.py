@@ -16,8 +16,8 @@ class Pool:
     """A set of ``blocks`` ids ``0 .. blocks - 1`` of one tier.
 
     ``host`` pools hold offloaded KV: TensorRT-LLM secondary blocks, HiCache, llama.cpp RAM entries
-    and checkpoints, DeepInfer's outside store. ``reserved`` ids (vLLM's null block 0) are never
-    handed out.
+    and checkpoints, DeepInfer's outside store. Ids that upstream never hands out (vLLM's null block
+    0, SGLang's padding) count as blocks.
     """
 
     name: str

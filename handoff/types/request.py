@@ -29,7 +29,8 @@ class Request:
     * ``max_tokens``: outputs wanted, >= 0. The last output is sampled but never computed.
     * ``outputs``: scripted outputs; only the runner reads them. ``None``: the sampler decides.
     * ``salt``, ``lora``: isolation keys (``None`` = none).
-    * ``arrival``: seconds on the virtual clock. ``priority``: lower runs earlier, as in vLLM.
+    * ``arrival``: seconds on the virtual clock. ``priority``: upstream's number as it stands (lower
+      runs earlier in vLLM, higher in SGLang unless told otherwise).
     * ``options``: further request options under upstream's names (``id_slot``, ``extra_key`` ...);
       adapters refuse none, they read the ones they know.
     """

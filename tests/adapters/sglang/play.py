@@ -128,7 +128,7 @@ def check(play: Play) -> None:
     """Blocks are free, the tree's, or private to one row; locks are those of the requests."""
     engine, cache = play.engine, play.cache
     scheduler, page = engine.scheduler, cache.page
-    active = [r for r in engine._reqs.values() if r.sequence is not None]
+    active = [r for r in engine.requests.values() if r.sequence is not None]
     held = Counter(cache.slots.ids().tolist())
     windows: Counter[int] = Counter()
     if cache.windows is not None:
@@ -164,7 +164,7 @@ def check(play: Play) -> None:
         held.update(row)
         windows.update(b for b in req.window_row.view(first, len(req.row)).tolist() if b >= 0)
     if cache.host is not None:
-        for node, _ in cache.host._pending:
+        for node, _ in cache.host.pending:
             for other in node.path():
                 locks[id(other)] += 1
     for node in cache.tree.nodes():
@@ -183,7 +183,7 @@ def check(play: Play) -> None:
     if cache.states is not None:
         states = Counter(cache.states.free.ids().tolist())
         states.update(node.state for node in cache.tree.nodes() if node.state is not None)
-        states.update(r.state for r in engine._reqs.values() if r.state is not None)
+        states.update(r.state for r in engine.requests.values() if r.state is not None)
         assert states == Counter(range(1, engine.options.max_mamba_cache_size + 1))
     if cache.host is not None:
         copies = Counter(cache.host.free.ids().tolist())

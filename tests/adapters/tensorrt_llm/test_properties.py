@@ -47,7 +47,7 @@ def engine_of(values: dict[str, Any], blocks: int = 64) -> Engine:
 
 def check_blocks(manager: KVCacheManager) -> None:
     """References are those of open sequences, idle blocks stand in exactly one queue."""
-    sequences = list(manager._sequences.values())
+    sequences = list(manager.sequences.values())
     for at, window in enumerate(manager.windows):
         held: Counter[int] = Counter()
         for sequence in sequences:

@@ -81,7 +81,8 @@ def test_linked_queue_is_a_list_without_doubles(moves: list[tuple[str, int]]) ->
     for move, ident in moves:
         if move == "p":
             if model:
-                assert queue.pop_front() == model.pop(0)
+                assert queue.front() == model[0]
+                queue.remove(model.pop(0))
         elif move == "r":
             if ident in model:
                 queue.remove(ident)

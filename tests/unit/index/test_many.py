@@ -18,7 +18,9 @@ def test_queue_many_equals_one_by_one(actions: list[tuple[str, int]]) -> None:
     for kind, count in actions:
         if kind == "pop":
             count = min(count, len(single))
-            taken = [single.pop_front() for _ in range(count)]
+            taken = list(single)[:count]
+            for ident in taken:
+                single.remove(ident)
             assert many.pop_front_many(count) == taken
             outside += taken
         elif kind == "remove":

@@ -63,7 +63,7 @@ def test_attend_from_an_origin_and_rows_that_see_nothing() -> None:
 
 
 def test_rows_do_not_depend_on_how_the_prompt_was_cut() -> None:
-    """Equal bit by bit in blocks of rows; a single row takes another path in torch (KERNELS 5)."""
+    """Equal bit by bit in blocks of rows; a single row takes another path in torch."""
     whole = batch([(0, 40)])
     q, k, v = whole.tensors()
     full = kernels.attend(q, k, v, whole.segments, whole.scale)
