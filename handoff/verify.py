@@ -298,7 +298,7 @@ def _plant_executors(
             if kind.needs and kind.needs not in able.found:
                 continue
             truth = TruthCheck(each.layout, check_tags=False, causes=dict(each.causes), **options)
-            if not kind.plant(truth.executor, each.feed):
+            if not kind.plant(truth.executor, each.feed, each.causes):
                 continue
             del left[kind.name]
             said = _by_logits(each, None, truth)

@@ -18,30 +18,35 @@ from handoff.types import Copy, Layout, Shift, Step, Zero
 from .executor import Executor
 from .plan import ForwardPlan, KVPlan, StagePlan, StatePlan
 from .planting import Feed
+from .truth import Causes
 
 __all__ = ["BROKEN", "BrokenExecutor"]
 
 
 @dataclass(frozen=True)
 class BrokenExecutor:
-    """One kind; ``plant`` breaks an executor and says whether this feed can show it."""
+    """One kind; ``plant`` breaks an executor and says whether a run can show it.
+
+    A run is its feed and the causes of taint by (Step, sequence): rows with a cause are compared
+    with nothing exact, so a fault must also reach others.
+    """
 
     name: str
     what: str
     absent: str
-    plant: Callable[[Executor, Feed], bool]
+    plant: Callable[[Executor, Feed, Causes], bool]
     needs: str = ""
     """A planner's fault that the run must be able to carry, so that this one can do harm."""
 
 
-def _hit_steps(feed: Feed) -> dict[int, int]:
-    """First Steps in which a sequence reads cached content, with that sequence."""
+def _hit_steps(feed: Feed, causes: Causes) -> dict[int, int]:
+    """First Steps in which an exact row reads cached content, with its sequence."""
     return {
         step.number: handoff.seq
         for step in feed
         if isinstance(step, Step)
         for handoff in step.handoffs
-        if handoff.hit_tokens and handoff.start
+        if handoff.hit_tokens and handoff.start and (step.number, handoff.seq) not in causes
     }
 
 
@@ -52,9 +57,9 @@ def _has(feed: Feed, kind: type) -> bool:
 Change = Callable[[ForwardPlan, int], ForwardPlan]
 
 
-def _in_hits(executor: Executor, feed: Feed, change: Change) -> bool:
+def _in_hits(executor: Executor, feed: Feed, causes: Causes, change: Change) -> bool:
     """Let ``change(plan, index of the row)`` loose on the rows that follow a hit."""
-    hits, build = _hit_steps(feed), executor.build
+    hits, build = _hit_steps(feed, causes), executor.build
 
     def broken(rows: list[Settled], layout: Layout, spec: ModelSpec) -> ForwardPlan:
         plan = build(rows, layout, spec)
@@ -75,7 +80,7 @@ def _each_kv(plan: ForwardPlan, change: Callable[[StagePlan, KVPlan], KVPlan]) -
     return replace(plan, stages=stages)
 
 
-def _rotation(executor: Executor, feed: Feed) -> bool:
+def _rotation(executor: Executor, feed: Feed, causes: Causes) -> bool:
     def change(plan: ForwardPlan, row: int) -> ForwardPlan:
         stages = []
         for stage in plan.stages:
@@ -84,10 +89,10 @@ def _rotation(executor: Executor, feed: Feed) -> bool:
             stages.append(replace(stage, positions=positions))
         return replace(plan, stages=tuple(stages))
 
-    return _in_hits(executor, feed, change)
+    return _in_hits(executor, feed, causes, change)
 
 
-def _last_slot(executor: Executor, feed: Feed) -> bool:
+def _last_slot(executor: Executor, feed: Feed, causes: Causes) -> bool:
     def change(plan: ForwardPlan, row: int) -> ForwardPlan:
         def lose(stage: StagePlan, kv: KVPlan) -> KVPlan:
             slots = kv.slots.copy()
@@ -96,10 +101,10 @@ def _last_slot(executor: Executor, feed: Feed) -> bool:
 
         return _each_kv(plan, lose)
 
-    return _in_hits(executor, feed, change)
+    return _in_hits(executor, feed, causes, change)
 
 
-def _one_key_short(executor: Executor, feed: Feed) -> bool:
+def _one_key_short(executor: Executor, feed: Feed, causes: Causes) -> bool:
     def change(plan: ForwardPlan, row: int) -> ForwardPlan:
         def hide(stage: StagePlan, kv: KVPlan) -> KVPlan:
             segments = kv.segments
@@ -107,10 +112,10 @@ def _one_key_short(executor: Executor, feed: Feed) -> bool:
 
         return _each_kv(plan, hide)
 
-    return _in_hits(executor, feed, change)
+    return _in_hits(executor, feed, causes, change)
 
 
-def _stale_table(executor: Executor, feed: Feed) -> bool:
+def _stale_table(executor: Executor, feed: Feed, causes: Causes) -> bool:
     """The first block of a hit is looked up where it does not lie."""
 
     def change(plan: ForwardPlan, row: int) -> ForwardPlan:
@@ -122,10 +127,10 @@ def _stale_table(executor: Executor, feed: Feed) -> bool:
 
         return _each_kv(plan, mislead)
 
-    return _in_hits(executor, feed, change)
+    return _in_hits(executor, feed, causes, change)
 
 
-def _window_edge(executor: Executor, feed: Feed) -> bool:
+def _window_edge(executor: Executor, feed: Feed, causes: Causes) -> bool:
     build = executor.build
 
     def narrow(stage: StagePlan, kv: KVPlan) -> KVPlan:
@@ -145,7 +150,7 @@ def _window_edge(executor: Executor, feed: Feed) -> bool:
     return any(window < longest for window in windows)
 
 
-def _state_early(executor: Executor, feed: Feed) -> bool:
+def _state_early(executor: Executor, feed: Feed, causes: Causes) -> bool:
     build = executor.build
 
     def early(states: StatePlan, starts: Sequence[int]) -> StatePlan:
@@ -161,7 +166,7 @@ def _state_early(executor: Executor, feed: Feed) -> bool:
     return any(layer.kind == "state" for layer in executor.spec.layers)
 
 
-def _shift_values(executor: Executor, feed: Feed) -> bool:
+def _shift_values(executor: Executor, feed: Feed, causes: Causes) -> bool:
     shift, pages = executor.pages.shift, executor.pages
 
     def broken(
@@ -175,7 +180,7 @@ def _shift_values(executor: Executor, feed: Feed) -> bool:
     return _has(feed, Shift)
 
 
-def _shift_sign(executor: Executor, feed: Feed) -> bool:
+def _shift_sign(executor: Executor, feed: Feed, causes: Causes) -> bool:
     shift = executor.pages.shift
 
     def broken(
@@ -187,19 +192,24 @@ def _shift_sign(executor: Executor, feed: Feed) -> bool:
     return _has(feed, Shift)
 
 
-def _copy_short(executor: Executor, feed: Feed) -> bool:
-    copy = executor.pages.copy
+def _copy_beside(executor: Executor, feed: Feed, causes: Causes) -> bool:
+    copy, layout = executor.pages.copy, executor.layout
 
     def broken(
         group: int, src_pool: str, dst_pool: str, runs: Sequence[tuple[int, int, int]]
     ) -> None:
-        copy(group, src_pool, dst_pool, [(src, dst, count - 1) for src, dst, count in runs])
+        kind = layout.groups[group]
+        slots = layout.pool(src_pool).blocks * (kind.block_size if kind.kind == "kv" else 1)
+        beside = [
+            (src + 1 if src + count < slots else src - 1, dst, count) for src, dst, count in runs
+        ]
+        copy(group, src_pool, dst_pool, beside)
 
     executor.pages.copy = broken  # type: ignore[method-assign]
     return _has(feed, Copy)
 
 
-def _no_zeros(executor: Executor, feed: Feed) -> bool:
+def _no_zeros(executor: Executor, feed: Feed, causes: Causes) -> bool:
     def broken(group: int, runs: Sequence[tuple[int, int]]) -> None:
         """Nothing is written."""
 
@@ -227,7 +237,11 @@ BROKEN = (
         "rotation sign", "keys are rotated the other way", "nothing is shifted", _shift_sign
     ),
     BrokenExecutor(
-        "copy kernel", "copies lack a slot", "no row needs a copy", _copy_short, "missing copy"
+        "copy kernel",
+        "copies read a slot beside",
+        "no row needs a copy",
+        _copy_beside,
+        "missing copy",
     ),
     BrokenExecutor("zero kernel", "zeros are not written", "no zeros", _no_zeros),
 )

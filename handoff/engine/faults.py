@@ -122,8 +122,8 @@ def _not_settled(site: Site) -> Step | None:
 # -- operations ---------------------------------------------------------------------------------
 
 
-def _needed_copies(site: Site) -> Iterator[tuple[int, Copy, int]]:
-    """(index, copy, run) of copies whose last slot some row of the Step sees as older content."""
+def _needed_copies(site: Site) -> Iterator[tuple[int, Copy, int, int]]:
+    """Copies that an exact row of the Step reads: (index, copy, run, how much of it)."""
     for index, op in enumerate(site.step.ops):
         if not isinstance(op, Copy):
             continue
@@ -131,30 +131,33 @@ def _needed_copies(site: Site) -> Iterator[tuple[int, Copy, int]]:
         group = site.scan.layout.groups[at]
         if op.dst_pool != group.pool:
             continue
+        clean = [real for real in site.rows if real.of.seq not in site.scan.causes]
         if group.kind == "kv":
-            seen = [site.old_slots(real, at) for real in site.rows]
+            seen = [site.old_slots(real, at) for real in clean]
         else:
             seen = [
-                np.array([use.load for use in real.states if use.group == op.group])
-                for real in site.rows
+                np.array([use.load for use in real.states if use.group == op.group], np.int64)
+                for real in clean
             ]
+        slots = np.concatenate(seen) if seen else np.empty(0, np.int64)
         for run, (_, dst, count) in enumerate(op.runs):
-            if any((slots == dst + count - 1).any() for slots in seen):
-                yield index, op, run
+            needed = slots[(slots >= dst) & (slots < dst + count)]
+            if len(needed):
+                yield index, op, run, int(needed.max()) - dst + 1
 
 
 def _copy_missing(site: Site) -> Step | None:
-    for index, op, run in _needed_copies(site):
+    for index, op, run, _ in _needed_copies(site):
         runs = (*op.runs[:run], *op.runs[run + 1 :])
         return site.with_op(index, *([op._replace(runs=runs)] if runs else []))
     return None
 
 
 def _copy_short(site: Site) -> Step | None:
-    for index, op, run in _needed_copies(site):
-        src, dst, count = op.runs[run]
-        if count > 1:
-            runs = (*op.runs[:run], (src, dst, count - 1), *op.runs[run + 1 :])
+    for index, op, run, needed in _needed_copies(site):
+        if needed > 1:
+            src, dst, _ = op.runs[run]
+            runs = (*op.runs[:run], (src, dst, needed - 1), *op.runs[run + 1 :])
             return site.with_op(index, op._replace(runs=runs))
     return None
 
@@ -324,7 +327,7 @@ FAULTS = (
         _not_settled,
     ),
     Fault("missing copy", "a needed copy is not made", "no row needs a copy", _copy_missing),
-    Fault("short copy", "a needed copy lacks a token", "no row needs a copy", _copy_short),
+    Fault("short copy", "a copy lacks a needed token", "no row needs a copy", _copy_short),
     Fault("shift sign", "keys are moved the other way", "nothing is shifted", _wrong_shift_sign),
     Fault("zeros missing", "zeros are not written", "nothing reads zeros", _zeros_missing),
     Fault(

@@ -27,7 +27,7 @@ from handoff.types import Close, Layout, Step, StepResult
 from .cold import Cold, Rule, cold_run, stage_of
 from .executor import Executor
 
-__all__ = ["TOLERANCE", "Approximation", "TruthCheck"]
+__all__ = ["TOLERANCE", "Approximation", "Causes", "TruthCheck"]
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest ``max|difference| / max|logit|`` of a row that counts as equal, by dtype."""
