@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from handoff.errors import BadInput
 from handoff.saved import save, write_file
 from handoff.session import Result, RunPlan, execute, forget_parts
 
@@ -22,24 +23,33 @@ def run_command(
     as_json: bool = False,
 ) -> int:
     """Serve everything, write ledger and report, print the tables; 0, or 1 if a check failed."""
-    found = execute(plan, say)
-    frame = found.ledger.to_pandas()
-    if as_json:
-        print(json.dumps(_summary(found), indent=2, sort_keys=True))
-    else:
-        from rich.console import Console
-
-        from handoff.report.tables import render_run
-
-        render_run(Console(), frame, found.info)
     assert plan.out is not None
-    paths = _write(found, plan.out, perfetto, prometheus)
+    found = execute(plan, say)
+    failed: BadInput | None = None
+    try:  # written first: a closed pipe behind the tables must not cost the results
+        paths = _write(found, plan.out, perfetto, prometheus)
+    except BadInput as error:
+        failed = error
+    _show(found, as_json=as_json)
+    if failed is not None:
+        raise failed
     say(f"{found.seconds:.1f} s. Wrote {', '.join(str(path) for path in paths)}")
     if found.stopped is not None:
         say("stopped early; the rows that were finished are kept. Go on with --resume")
         raise found.stopped
     forget_parts(plan)
     return 0 if found.fine else 1
+
+
+def _show(found: Result, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_summary(found), indent=2, sort_keys=True))
+        return
+    from rich.console import Console
+
+    from handoff.report.tables import render_run
+
+    render_run(Console(), found.ledger.to_pandas(), found.info)
 
 
 def _write(found: Result, out: Path, perfetto: Path | None, prometheus: Path | None) -> list[Path]:
