@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from handoff.types import Deduction, GroupAnswer, Handoff
 
 from .hit import Hit
-from .memory import FULL, STATE, WINDOW, Memory
+from .layout import FULL, STATE, WINDOW
+from .memory import Memory
 from .slots import Slot, Task
 
 if TYPE_CHECKING:

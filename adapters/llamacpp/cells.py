@@ -269,15 +269,18 @@ class Cells:
 
     # -- serialized copies ---------------------------------------------------------------------
 
+    def num_saved(self, seq: int) -> int:
+        """Cells that a copy of ``seq`` takes."""
+        held = len(self.tables[seq]) - self.low[seq] if self.tables[seq] else 0
+        return held if self.window is None else min(held, self.window)
+
     def saved(self, seq: int) -> tuple[list[int], list[int]]:
         """Cells and positions that a copy of ``seq`` takes, in cell order.
 
         A window cache keeps only positions that a later token can still see (state_write).
         """
         table = self.tables[seq]
-        low = self.low[seq]
-        if self.window is not None:
-            low = max(low, len(table) - self.window)
+        low = len(table) - self.num_saved(seq)
         index = np.array(table[low:], np.int64)
         held = np.flatnonzero(index != NULL)
         held = held[np.argsort(index[held])]

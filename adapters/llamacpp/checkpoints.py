@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from handoff.index.spans import Seq, common
 
-from .memory import Saved
+from .copies import Saved
 
 __all__ = ["Checkpoint", "Origin", "cut_after", "fitting", "make_room", "wanted"]
 

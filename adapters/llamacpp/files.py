@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from handoff.index.spans import Seq
 
 from .checkpoints import Origin
-from .memory import Saved
+from .copies import Saved
 from .server import Server
 from .slots import Slot
 

@@ -15,12 +15,8 @@ from handoff.types import (
     Close,
     Copy,
     Cut,
-    Group,
-    Layer,
-    Layout,
     Op,
     Open,
-    Pool,
     Row,
     Shift,
     Spans,
@@ -29,16 +25,13 @@ from handoff.types import (
 
 from .batches import Work, consecutive, equal
 from .cells import Cells, Purge, runs
+from .copies import SEQ_BYTES, Part, Saved, cache_bytes, zip_runs
 from .hostpool import HostPool
+from .layout import FULL, STATE, WINDOW, host_name, make_layout
 from .options import Options
 from .recurrent import States
 
-__all__ = ["Chunk", "Memory", "Part", "Saved"]
-
-FULL, WINDOW, STATE = "full", "window", "state"
-_MOST_HOST = 1 << 18  # host ids of a group, unless the device has more than a quarter of that
-_CACHE_HEADER, _CACHE_LAYER, _CELL = 20, 24, 12  # bytes of a serialized cache (RULES 8.4)
-_SEQ_HEADER = 8
+__all__ = ["Chunk", "Memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +41,6 @@ class Chunk:
     source: int
     target: int
     length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A serialized copy of one group: positions in saved order, and where they lie."""
-
-    group: str
-    positions: list[int]
-    host: list[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A serialized sequence: all groups, or only what a checkpoint takes (window or state)."""
-
-    parts: tuple[Part, ...]
-    num_bytes: int
 
 
 class Memory:
@@ -81,48 +57,17 @@ class Memory:
         self.states: States | None = None
         if options.memory in ("recurrent", "hybrid"):
             self.states = States(slots, options.num_drafts > 0)
-        self.hosts: dict[str, HostPool] = {}
-        self.layout = self._layout()
+        self.layout = make_layout(options)
+        self.hosts = {
+            group.name: HostPool(pool.name, pool.blocks)
+            for group in self.layout.groups
+            for pool in (self.layout.pool(host_name(group.name)),)
+        }
         self.ops: list[Op] = []
         self.open_seq: list[int | None] = [None] * slots
         self.purged: list[Purge] = []
         """What writes pushed out since the server last looked."""
         self._next_seq = 0
-
-    def _layout(self) -> Layout:
-        pools: list[Pool] = []
-        groups: list[Group] = []
-        for name, cells in self.kv.items():
-            size = cells.size * cells.streams
-            pools.append(Pool(name, size))
-            pools.append(self._host(name, size))
-            groups.append(Group(name, name, window=cells.window))
-        if self.states is not None:
-            size = len(self.states.pos) * self.states.per_seq
-            pools += [Pool(STATE, size), self._host(STATE, size)]
-            groups.append(Group(STATE, STATE, kind="state"))
-        names = [group.name for group in groups]
-        pattern = [STATE, FULL] if self.states and self.kv else names * (2 // len(names))
-        return Layout(tuple(pools), tuple(groups), tuple(Layer(name) for name in pattern))
-
-    def _host(self, name: str, size: int) -> Pool:
-        """The host pool of a group: an address for every byte that could be kept there.
-
-        RAM entries within the byte limit (or the context, without one), all checkpoints of all
-        slots, and room for slot files; bounded, because small models never fill 8 GiB.
-        """
-        options = self.options
-        per_id = {
-            FULL: options.kv_bytes_per_token,
-            WINDOW: options.swa_bytes_per_token,
-            STATE: options.state_bytes,
-        }[name]
-        copies = 1 if name == FULL else 1 + options.ctx_checkpoints  # of a slot or an entry
-        limit = options.ram_bytes
-        entries = options.total_cells * copies if limit is None else limit // (per_id + _CELL)
-        blocks = min(entries, max(_MOST_HOST, 4 * size)) + (1 + copies) * size
-        self.hosts[name] = HostPool(f"{name}-host", blocks)
-        return Pool(f"{name}-host", blocks, "host")
 
     # -- what the memory reports ---------------------------------------------------------------
 
@@ -232,24 +177,21 @@ class Memory:
         """Bytes of a serialized copy, the draft model's included (RULES 8.4)."""
         options = self.options
         wanted = self._partial() if partial else (*self.kv, STATE)
-        total = _SEQ_HEADER
+        total = SEQ_BYTES
         for name, layers, size in (
             (FULL, options.n_layer, options.kv_bytes_per_token),
             (WINDOW, options.n_layer_swa, options.swa_bytes_per_token),
         ):
             if name in self.kv and name in wanted:
-                total += self._cache_bytes(len(self.kv[name].saved(slot)[0]), layers, size)
+                count = self.kv[name].num_saved(slot)
+                total += cache_bytes(count, layers, size, options.streams)
         if self.states is not None:
             total += options.state_bytes
         if options.draft_n_layer and not partial:
             count = self.pos_max(slot) + 1
             layers, size = options.draft_n_layer, options.draft_bytes_per_token
-            total += _SEQ_HEADER + self._cache_bytes(count, layers, size)
+            total += SEQ_BYTES + cache_bytes(count, layers, size, options.streams)
         return total
-
-    def _cache_bytes(self, count: int, layers: int, size: int) -> int:
-        fixed = _CACHE_HEADER + 4 * self.options.streams + _CACHE_LAYER * layers
-        return fixed + count * (_CELL + size)
 
     def save(self, slot: int, partial: bool = False) -> Saved:
         """A serialized copy of a slot's sequence in host cells."""
@@ -259,7 +201,7 @@ class Memory:
             if not cells:
                 continue
             host = self.hosts[name].take(len(cells))
-            self.ops.append(Copy(name, name, f"{name}-host", _zip_runs(runs(cells), host)))
+            self.ops.append(Copy(name, name, host_name(name), zip_runs(runs(cells), host)))
             parts.append(Part(name, positions, host))
         return Saved(tuple(parts), num_bytes)
 
@@ -279,8 +221,8 @@ class Memory:
                     return False
                 cells = placed[0]
                 self._pushed_out(part.group, placed[1])
-            copies = _zip_runs(part.host, runs(cells))
-            self.ops.append(Copy(part.group, f"{part.group}-host", part.group, copies))
+            copies = zip_runs(part.host, runs(cells))
+            self.ops.append(Copy(part.group, host_name(part.group), part.group, copies))
         return True
 
     def clone(self, saved: Saved) -> Saved:
@@ -288,8 +230,8 @@ class Memory:
         parts = []
         for part in saved.parts:
             host = self.hosts[part.group].take(len(part.positions))
-            name = f"{part.group}-host"
-            self.ops.append(Copy(part.group, name, name, _zip_runs(part.host, host)))
+            name = host_name(part.group)
+            self.ops.append(Copy(part.group, name, name, zip_runs(part.host, host)))
             parts.append(Part(part.group, part.positions, host))
         return Saved(tuple(parts), saved.num_bytes)
 
@@ -421,26 +363,3 @@ def _write(cells: Cells, stream: int, part: Sequence[Work]) -> tuple[list[int], 
     if ids is None:
         return None
     return ids, cells.write(ids, [(work.slot, work.start, work.count) for work in part])
-
-
-def _zip_runs(
-    sources: Sequence[tuple[int, int]], targets: Sequence[tuple[int, int]]
-) -> tuple[tuple[int, int, int], ...]:
-    """Runs ``(source, target, count)`` that pair two lists of runs in order.
-
-    >>> _zip_runs([(5, 3)], [(0, 2), (9, 1)])
-    ((5, 0, 2), (7, 9, 1))
-    """
-    found: list[tuple[int, int, int]] = []
-    left, right = iter(sources), iter(targets)
-    source, more = next(left, (0, 0))
-    target, room = next(right, (0, 0))
-    while more and room:
-        count = min(more, room)
-        found.append((source, target, count))
-        source, more, target, room = source + count, more - count, target + count, room - count
-        if not more:
-            source, more = next(left, (0, 0))
-        if not room:
-            target, room = next(right, (0, 0))
-    return tuple(found)

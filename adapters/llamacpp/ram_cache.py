@@ -10,7 +10,7 @@ import numpy as np
 from handoff.index.spans import Seq, common
 
 from .checkpoints import Checkpoint, Origin
-from .memory import Saved
+from .copies import Saved
 from .slots import Slot, ratio
 
 __all__ = ["Entry", "RamCache"]

@@ -10,6 +10,7 @@ from handoff.types import RowResult
 
 from .batches import Work, split_at
 from .checkpoints import cut_after
+from .family import feed_children, open_child
 from .options import Options
 from .server import Server
 from .slots import Slot, Task
@@ -247,7 +248,7 @@ class Scheduler:
         children: dict[int, list[Slot]] = {}
         for slot in server.slots:
             if slot.id in viewed and slot.phase == "prompt" and self._prompt_done(slot):
-                children[slot.id] = list(server.feed_children(slot))
+                children[slot.id] = list(feed_children(server, slot))
         born = {child.id: slot for slot, kids in children.items() for child in kids}
         for slot in server.slots:
             if slot.id in born:
@@ -273,7 +274,7 @@ class Scheduler:
     def _first_of_child(self, slot: Slot, result: RowResult) -> None:
         tokens = result.tokens[:1]
         if tokens:
-            self.server.open_child(slot, tokens[0])
+            open_child(self.server, slot, tokens[0])
         self._emit(slot, tokens)
 
     def _go_on(self, slot: Slot, result: RowResult) -> None:

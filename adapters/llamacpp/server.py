@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
 from handoff.types import Event, Handoff
 
-from .answer import child_handoff, handoff_of
+from .answer import handoff_of
 from .checkpoints import Checkpoint, Origin, make_room, wanted
 from .hit import plan_hit
 from .log import EVENTS, Line, f3
@@ -146,7 +145,7 @@ class Server:
             self.say("pc_toobig")
             return False
         entry = Entry(slot.text, slot.length, self.memory.save(slot.id), origin=slot.origin)
-        entry.checkpoints = self._cloned(slot.checkpoints)
+        entry.checkpoints = self.cloned(slot.checkpoints)
         self.ram.add(entry)
         self.events.append(Event("offload", None, (slot.id,), tokens=slot.length, rule="8.1"))
         return True
@@ -175,7 +174,7 @@ class Server:
             assert task is not None
             self.reopen(slot, task)
 
-    def _cloned(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+    def cloned(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
         """Copies of checkpoints with host cells of their own."""
         return [
             Checkpoint(
@@ -345,43 +344,6 @@ class Server:
         if slot.phase == "generating":
             known.append(slot.sampled)
         self.memory.open(slot.id, task.request, known, slot.lora)
-
-    # -- children ------------------------------------------------------------------------------
-
-    def feed_children(self, slot: Slot) -> Iterator[Slot]:
-        """Copy a parent whose prompt is computed to its waiting children (RULES 9)."""
-        for child in self.slots:
-            if child.parent is not slot or child.phase != "waiting":
-                continue
-            assert child.task is not None
-            shared = child.task.shared or slot.length
-            self.empty(child)
-            self.memory.copy(slot.id, child.id)
-            self.memory.remove(child.id, shared)
-            child.text = slot.text.slice(0, shared)
-            child.length = shared
-            child.origin = slot.origin.cut(shared)
-            child.chosen = (
-                f"slot {child.id}, the lowest idle one; it gets what slot {slot.id} holds"
-            )
-            if child.task.decision:
-                self.say("share", slot, shared, child.id)
-                child.phase = "started"
-                continue
-            self.say("child", slot, child.id)
-            child.checkpoints = self._cloned(slot.checkpoints)
-            child.phase = "fed"
-            yield child
-
-    def open_child(self, slot: Slot, first: int) -> None:
-        """A child starts decoding with its first token, sampled from the parent's logits."""
-        task = slot.task
-        assert task is not None
-        slot.phase = "generating"
-        known = slot.text.slice(0, slot.length)
-        known.append(first)
-        seq = self.memory.open(slot.id, task.request, known, slot.lora)
-        self.handoffs[seq] = child_handoff(self, slot, task, seq)
 
     # -- ends ----------------------------------------------------------------------------------
 

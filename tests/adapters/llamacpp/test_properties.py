@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from handoff.adapters.llamacpp.cells import MANY, NONE, Cells
+from handoff.adapters.llamacpp.copies import Saved
 from handoff.adapters.llamacpp.hostpool import HostPool
-from handoff.adapters.llamacpp.memory import Saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
