@@ -9,9 +9,9 @@ from .content import Content, Part
 from .grids import Grid
 from .strip import Strip
 from .svg import fall_words
-from .tables import legend, losses, strip_lines
+from .tables import ROW_HEAD, ROW_NUMERIC, legend, row_cells, strip_lines
 from .totals import Total, starred
-from .words import count, percent, points, seconds
+from .words import count, percent
 
 __all__ = ["markdown"]
 
@@ -81,22 +81,9 @@ def _answer(part: Part, level: str) -> list[str]:
 
 
 def _rows(rows: Sequence[Total]) -> list[str]:
-    head = ("", "hit %", "saved %", "gap", "hit tokens", "lost, % of prompt tokens")
     names = starred(rows)
-    cells = [
-        (
-            f"**{names[row.run]}** {row.upstream}",
-            percent(row.hit_ratio),
-            percent(row.saved_ratio),
-            points(row.gap),
-            count(row.hit),
-            losses(row),
-            seconds(row.ttft_s),
-            row.evidence,
-        )
-        for row in rows
-    ]
-    return table((*head, "TTFT p50", "evidence"), cells, frozenset({1, 2, 3, 4, 6}))
+    cells = [row_cells(row, f"**{names[row.run]}** {row.upstream}") for row in rows]
+    return table(ROW_HEAD, cells, ROW_NUMERIC)
 
 
 def strip_block(one: Strip) -> list[str]:

@@ -15,9 +15,9 @@ from .grids import Grid
 from .info import RunInfo
 from .palette import CLASSES, FLAGS
 from .strip import Run, Strip, at_most
-from .tables import losses
+from .tables import ROW_HEAD, ROW_NUMERIC, row_cells
 from .totals import Total, starred
-from .words import count, percent, points, seconds
+from .words import count, percent
 
 __all__ = ["bar_html", "grid_html", "rows_html", "strip_html"]
 
@@ -95,23 +95,10 @@ def strip_html(one: Strip) -> Markup:
 
 def rows_html(rows: Sequence[Total], info: RunInfo, name: str = "") -> Markup:
     """The answer of a scenario or run: the sentence, what is counted, the table of rows."""
-    head = ("", "hit %", "saved %", "gap", "hit tokens", "lost, % of prompt tokens")
     names = starred(rows)
-    lines = [
-        (
-            names[row.run],
-            percent(row.hit_ratio),
-            percent(row.saved_ratio),
-            points(row.gap),
-            count(row.hit),
-            losses(row),
-            seconds(row.ttft_s),
-            row.evidence,
-        )
-        for row in rows
-    ]
+    lines = [row_cells(row, names[row.run]) for row in rows]
     facts = info.scenario(name) if name else None
-    table = _table((*head, "TTFT p50", "evidence"), lines, frozenset({1, 2, 3, 4, 6}))
+    table = _table(ROW_HEAD, lines, ROW_NUMERIC)
     sentence = escape(findings.answer(rows, name))
     counted = escape(findings.window(rows, info, facts))
     note = escape(findings.refusals(rows))

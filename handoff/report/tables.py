@@ -24,7 +24,26 @@ from .words import count, percent, plural, points, seconds
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["five_rows", "render_run", "render_strip", "row_facts", "strip_lines"]
+__all__ = [
+    "ROW_HEAD",
+    "ROW_NUMERIC",
+    "five_rows",
+    "legend",
+    "losses",
+    "render_run",
+    "render_strip",
+    "row_cells",
+    "row_facts",
+    "strip_lines",
+]
+
+ROW_HEAD = (
+    *("", "hit %", "saved %", "gap", "hit tokens"),
+    *("lost, % of prompt tokens", "TTFT p50", "evidence"),
+)
+"""The columns of the table of rows where its width is no concern."""
+ROW_NUMERIC = frozenset({1, 2, 3, 4, 6})
+"""Those that are set to the right."""
 
 _NARROW = 80
 _SEPARATOR = "  "
@@ -177,6 +196,20 @@ def _losses_in(row: Total, room: int) -> str:
     """As many reasons as ``room`` characters hold, one at least; the rest is counted."""
     texts = [losses(row, most) for most in range(1, max(2, len(row.losses()) + 1))]
     return next((text for text in reversed(texts) if len(text) <= room), texts[0])
+
+
+def row_cells(row: Total, name: str) -> tuple[str, ...]:
+    """One line under ``ROW_HEAD``; ``name`` is what the row is called."""
+    return (
+        name,
+        percent(row.hit_ratio),
+        percent(row.saved_ratio),
+        points(row.gap),
+        count(row.hit),
+        losses(row),
+        seconds(row.ttft_s),
+        row.evidence,
+    )
 
 
 def losses(row: Total, most: int | None = None) -> str:

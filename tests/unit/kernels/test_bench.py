@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from handoff import kernels
-from handoff.bench_kernels import Shape, contiguous, gathered, row_of, make
+from handoff.bench_kernels import Shape, contiguous, gathered, make, row_of
 
 
 def test_baselines_compute_the_same_attention() -> None:
