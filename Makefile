@@ -16,7 +16,7 @@ test: $(READY)  ## lint, types and the whole test suite
 check: $(READY)  ## ruff (lint and format) and mypy strict
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy -p handoff
+	$(BIN)/mypy handoff adapters
 
 format: $(READY)  ## rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
