@@ -131,6 +131,7 @@ class DeepInferEngine(Rank):
             return None
         self._take_out_prompts()
         self.place()
+        self.outside.make_room(self)
         if not self.scheduler.unfinished or self._idle > self.options.prefill_interval:
             return None
         step = self.run_step()

@@ -32,6 +32,9 @@ class Outside(Protocol):
     def place(self, rank: Rank, request: Request) -> bool:
         """Queue a request with what is stored for it; False to try again before the next step."""
 
+    def make_room(self, rank: Rank) -> None:
+        """Give up pins before a step that lacks blocks."""
+
     def finalize(self, rank: Rank, seq: Sequence) -> None:
         """Save or pin what a finished sequence holds, before the engine frees it."""
 
@@ -48,6 +51,9 @@ class NoStore:
     def place(self, rank: Rank, request: Request) -> bool:
         rank.enqueue(rank.sequence_of(request))
         return True
+
+    def make_room(self, rank: Rank) -> None:
+        """Nothing is pinned."""
 
     def finalize(self, rank: Rank, seq: Sequence) -> None:
         """Nothing is saved."""
@@ -176,6 +182,21 @@ class Store:
         rank.fork_seq(request.id, probe, "_h", request.max_tokens, blocks=blocks)
         self._probes[request.id] = probe
         return True
+
+    def make_room(self, rank: Rank) -> None:
+        """Drop old entries whose blocks are idle while a step lacks blocks (RULES 9.5).
+
+        The recorder had no need of it: its requests ran alone and got their room before.
+        """
+        wanted = rank.blocks_wanted()
+        if not self.shares or len(rank.blocks.free) >= wanted:
+            return
+        counts = rank.blocks.counts.counts
+        for entry in list(self.entries.values()):
+            if any(counts[block] == 1 for block in entry.blocks):
+                self._drop(rank, entry)
+                if len(rank.blocks.free) >= wanted:
+                    return
 
     # -- storing ----------------------------------------------------------------------------
 

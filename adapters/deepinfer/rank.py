@@ -59,12 +59,29 @@ class Rank:
         return True
 
     def fits_beside_watermark(self, seq: Sequence) -> Verdict:
-        """Whether a load now leaves prefill possible: usage at most 90 % after it (RULES 9.5)."""
-        need = seq.need(self.options.block_size)
+        """Whether a load now leaves prefill possible: usage at most 90 % after it (RULES 9.5).
+
+        Prompts ahead in the queue will take blocks, too; they count.
+        """
+        size = self.options.block_size
+        need = seq.need(size)
         if self.blocks.can_allocate(need + self.watermark_blocks) == "NEVER":
             return "NEVER"
-        ready = self.scheduler.room(need) == "OK"
-        return "OK" if ready and len(self.blocks.free) - need >= self.watermark_blocks else "LATER"
+        spare = len(self.blocks.free) - need - self.watermark_blocks
+        for ahead in self.scheduler.waiting:
+            if spare < 0:
+                break
+            spare -= 0 if ahead.table else ahead.need(size)
+        return "OK" if spare >= 0 and self.scheduler.room(need) == "OK" else "LATER"
+
+    def blocks_wanted(self) -> int:
+        """Free blocks that the next step could use: for the head of the queue, for decoding."""
+        scheduler = self.scheduler
+        wanted = len(scheduler.running) + len(scheduler.prompted)
+        if scheduler.waiting:
+            head = scheduler.waiting[0]
+            wanted = max(wanted, self.watermark_blocks, scheduler.lacks(head))
+        return wanted
 
     @property
     def watermark_blocks(self) -> int:

@@ -103,6 +103,13 @@ class Scheduler:
         head = self.waiting[0] if self.waiting else None
         return due and not self.blocks.above_watermark and head is not None and head.schedulable
 
+    def lacks(self, seq: Sequence) -> int:
+        """Blocks that a waiting sequence must get before it can run (RULES 2.4, 3.2)."""
+        size = self.options.block_size
+        if not seq.table:
+            return seq.need(size)
+        return seq.need(size) - seq.num_tokens // size if seq.branch.startswith("_") else 0
+
     # -- memory -----------------------------------------------------------------------------
 
     def room(self, number: int) -> str:
@@ -199,7 +206,6 @@ class Scheduler:
 
     def _memory(self, seq: Sequence, batch: Batch) -> Literal["ok", "stop", "ignored"]:
         """Item 3: a fresh prompt must fit, a ``_`` fork gets its copies now."""
-        size = self.options.block_size
         private = seq.branch.startswith("_") and bool(seq.table)
         if seq.table and not private:
             return "ok"
@@ -208,7 +214,7 @@ class Scheduler:
                 self.free(seq)
             self._ignore(batch, Status.FINISHED_IGNORED)
             return "ignored"
-        need = seq.need(size) - (seq.num_tokens // size if private else 0)
+        need = self.lacks(seq)
         verdict = self.room(need)
         if verdict == "LATER":
             return "stop"

@@ -631,6 +631,28 @@ def test_9_share_drops_old_entries_to_make_room() -> None:
     assert _served(rig, "c", 12).hit_tokens == 0  # "a" went for "b"
 
 
+def test_9_5_pins_give_way_to_what_waits() -> None:
+    rig = Rig(outside_policy="share", outside_grain=4, num_blocks=8)
+    rig.engine.submit(rig.request("b", 12), 0.0)  # three blocks, pinned at its end
+    rig.engine.submit(rig.request("c", 20, first=900), 0.0)  # five of seven
+    served = []
+    while (step := rig.engine.step(0.0)) is not None:
+        rig.env.plan(step)
+        rig.env.complete(step)
+        served += [handoff.request for handoff in step.handoffs]
+    assert served == ["b", "c"]
+
+
+def test_9_5_loads_leave_room_for_prompts_ahead() -> None:
+    rig = Rig(outside_policy="load", outside_grain=4)  # 19 blocks, 2 stay free
+    seq = rig.engine.sequence_of(rig.request("l", 20))
+    assert rig.engine.fits_beside_watermark(seq) == "OK"
+    rig.add("ahead", 52)  # 13 blocks once it runs
+    assert rig.engine.fits_beside_watermark(seq) == "LATER"
+    huge = rig.engine.sequence_of(rig.request("h", 72))
+    assert rig.engine.fits_beside_watermark(huge) == "NEVER"
+
+
 def test_9_isolation_keys_separate_entries() -> None:
     rig = Rig(outside_policy="load", outside_grain=4)
     _served(rig, "a", 12)
