@@ -131,7 +131,11 @@ def attend(
     exact: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """See ``handoff.kernels.attend``; ``tile`` overrides the table (sweeps, tests)."""
+    """See ``handoff.kernels.attend``.
+
+    For checks: ``exact`` puts splits on a fixed grid, so that cutting a prompt changes no bit (a
+    run splits as the batch fills the device); ``tile`` overrides the table.
+    """
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads

@@ -50,15 +50,6 @@ class Box(NamedTuple):
     bottom: float
     text: str
 
-    def overlaps(self, other: Box) -> bool:
-        """Whether the two boxes share more than a hairline."""
-        return (
-            self.left < other.right - 0.5
-            and other.left < self.right - 0.5
-            and self.top < other.bottom - 0.5
-            and other.top < self.bottom - 0.5
-        )
-
 
 @lru_cache(maxsize=8192)
 def text_width(text: str, size: float, bold: bool = False) -> float:

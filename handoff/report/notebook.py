@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from markupsafe import Markup, escape
 
 from . import findings
-from .grids import Grid
 from .info import RunInfo
 from .palette import CLASSES, FLAGS
 from .strip import Run, Strip, at_most
@@ -19,7 +18,7 @@ from .tables import ROW_HEAD, ROW_NUMERIC, row_cells
 from .totals import Total, starred
 from .words import count, percent
 
-__all__ = ["bar_html", "grid_html", "rows_html", "strip_html"]
+__all__ = ["bar_html", "rows_html", "strip_html"]
 
 _FONT = "font:13px system-ui,sans-serif"
 _TABLE = "border-collapse:collapse"
@@ -104,12 +103,6 @@ def rows_html(rows: Sequence[Total], info: RunInfo, name: str = "") -> Markup:
     note = escape(findings.refusals(rows))
     above = f"<div><b>{sentence}</b></div><div>{counted}</div>"
     return Markup(f'<div style="{_FONT}">{above}{table}<div>{note}</div></div>')
-
-
-def grid_html(grid: Grid) -> Markup:
-    """A grid (the six answers, the rules that fired ...) as a table."""
-    rows = [[cell.text for cell in row] for row in grid.rows]
-    return Markup(f'<div style="{_FONT}">{_table(grid.head, rows, grid.numeric)}</div>')
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozenset[int]) -> Markup:

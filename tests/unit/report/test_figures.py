@@ -5,7 +5,7 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
-from handoff.report.canvas import WIDTH, Picture, apart, nice_ticks, text_width
+from handoff.report.canvas import WIDTH, Box, Picture, apart, nice_ticks, text_width
 from handoff.report.figure_blocks import block_map, tables_of
 from handoff.report.figure_curves import pool_curve, pool_points, staircase
 from handoff.report.figure_ratio import hit_vs_saved, waterfall_figure
@@ -15,6 +15,16 @@ from handoff.report.palette import THEMES
 from . import ledgers
 
 
+def overlap(one: Box, other: Box) -> bool:
+    """Whether two boxes share more than a hairline."""
+    return (
+        one.left < other.right - 0.5
+        and other.left < one.right - 0.5
+        and one.top < other.bottom - 0.5
+        and other.top < one.bottom - 0.5
+    )
+
+
 def assert_readable(picture: Picture) -> None:
     """No two texts overlap, and none leaves the sheet."""
     height = picture.figure.get_size_inches()[1] * 72
@@ -22,7 +32,7 @@ def assert_readable(picture: Picture) -> None:
         assert box.left >= -0.5 and box.right <= WIDTH + 0.5, box
         assert box.top >= 0 and box.bottom <= height, box
     for one, other in combinations(picture.boxes, 2):
-        assert not one.overlaps(other), (one, other)
+        assert not overlap(one, other), (one, other)
 
 
 def strip_of(prompt: int) -> pd.DataFrame:

@@ -3,9 +3,8 @@ import re
 import pandas as pd
 import pytest
 
-from handoff.report.content import build
 from handoff.report.info import RunInfo
-from handoff.report.notebook import bar_html, grid_html, rows_html, strip_html
+from handoff.report.notebook import bar_html, rows_html, strip_html
 from handoff.report.palette import CLASSES, FLAGS
 from handoff.report.strip import Run, strip
 from handoff.report.totals import totals
@@ -15,12 +14,9 @@ from .test_page import Tags
 
 @pytest.fixture(scope="module")
 def shown(chat: pd.DataFrame, info: RunInfo) -> dict[str, str]:
-    six = build(chat, info).six
-    assert six is not None
     return {
         "strip": strip_html(strip(chat, "chat", "turn-2")),
         "rows": rows_html(totals(chat), info, "chat"),
-        "six": grid_html(six),
     }
 
 
@@ -39,7 +35,6 @@ def test_it_says_what_the_other_forms_say(shown: dict[str, str]) -> None:
     assert "DeepInfer: consumer layers compute at most 140 positions" in shown["strip"]
     assert "46.1 % of 4,048 prompt tokens had been computed before" in shown["rows"]
     assert "pool 1,048,576 tokens" in shown["rows"]
-    assert "1 who matches" in shown["six"]
 
 
 def test_every_class_has_a_look() -> None:
