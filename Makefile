@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check format kernels bench docs wheel reports clean help
+.PHONY: demo test check format kernels bench docs notebooks reports clean help
 
 demo: $(READY)  ## all built-in scenarios, five frameworks, executed and checked; writes out/demo
 	$(BIN)/handoff run --out out/demo
@@ -25,6 +25,14 @@ format: $(READY)  ## rewrite the sources in the house style
 bench: $(READY)  ## planner speed on a public trace: make bench TRACE=conversation_trace.jsonl
 	$(BIN)/handoff bench trace $(TRACE) --adapter vllm --pool-tokens 4194304
 
+docs: $(READY)  ## the documentation site, warnings are errors: out/docs/index.html
+	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/savings.py
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs out/docs
+
+notebooks: $(READY)  ## run all notebooks from a clean kernel
+	$(BIN)/python -m pytest -q tests/notebooks
+
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) build dist out *.egg-info
 
@@ -39,5 +47,5 @@ $(READY): pyproject.toml constraints.txt
 	else \
 	  $(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; \
 	fi
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,notebook]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,notebook,docs]'
 	@touch $@
