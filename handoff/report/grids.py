@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from .info import RunInfo
-from .totals import Total, counted, label, marked, parse, run_order
+from .totals import Total, counted, label, marked, own_counters, parse, run_order
 from .words import count, percent, seconds
 
 __all__ = [
@@ -171,10 +171,7 @@ def band(entries: pd.DataFrame) -> pd.Series:
 
 def counters(frame: pd.DataFrame) -> Grid | None:
     """The frameworks' own counters under their own names, summed; ``None`` if none were kept."""
-    sums: dict[tuple[str, str], float] = {}
-    for run, counters in zip(frame["run"], frame["counters"], strict=True):
-        for name, value in (parse(counters) or {}).items():
-            sums[str(run), name] = sums.get((str(run), name), 0) + value
+    sums = own_counters(frame)
     if not sums:
         return None
     names = labels(frame)

@@ -6,24 +6,32 @@ everything is also there as ``handoff_*`` for every row, so that rows can be com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import pandas as pd
 
 from .palette import LOSSES
-from .totals import Total, totals
+from .totals import Total, own_counters, scenario_names, totals
 
 __all__ = ["prometheus"]
 
 
+Own = Mapping[str, float]
+"""A row's sums of the framework's own counters, by their names in the ledger."""
+
+
 class _Metric(NamedTuple):
-    """A metric of one framework: name, type, help, and how to read it from a row's sums."""
+    """A metric: name, type, help, and how to read it from a row; ``None`` leaves it out.
+
+    What a framework counts in its own way (vLLM: neither external hits nor reads that a request
+    skips) comes from its own counters.
+    """
 
     name: str
     kind: str
     words: str
-    read: Callable[[Total], float | None]
+    read: Callable[[Total, Own], float | None]
 
 
 _UPSTREAM: dict[str, tuple[_Metric, ...]] = {
@@ -32,19 +40,19 @@ _UPSTREAM: dict[str, tuple[_Metric, ...]] = {
             "vllm:prefix_cache_queries_total",
             "counter",
             "Prefix cache queries, in tokens.",
-            lambda row: row.prompt,
+            lambda row, own: own.get("prefix_cache_queries"),
         ),
         _Metric(
             "vllm:prefix_cache_hits_total",
             "counter",
             "Prefix cache hits, in tokens.",
-            lambda row: row.hit,
+            lambda row, own: own.get("prefix_cache_hits"),
         ),
         _Metric(
             "vllm:prompt_tokens_cached_total",
             "counter",
             "Prompt tokens served from cache.",
-            lambda row: row.hit,
+            lambda row, own: row.hit,
         ),
     ),
     "sglang": (
@@ -52,13 +60,13 @@ _UPSTREAM: dict[str, tuple[_Metric, ...]] = {
             "sglang:cached_tokens_total",
             "counter",
             "Prompt tokens served from cache.",
-            lambda row: row.hit,
+            lambda row, own: row.hit,
         ),
         _Metric(
             "sglang:cache_hit_rate",
             "gauge",
             "Cached tokens by prompt tokens, over all requests.",
-            lambda row: row.hit_ratio,
+            lambda row, own: row.hit_ratio,
         ),
     ),
     "tensorrt_llm": (
@@ -66,70 +74,77 @@ _UPSTREAM: dict[str, tuple[_Metric, ...]] = {
             "trtllm_prompt_cached_tokens_total",
             "counter",
             "Prompt tokens served from cache.",
-            lambda row: row.hit,
+            lambda row, own: row.hit,
         ),
     ),
 }
 
 _OURS = (
-    _Metric("handoff_prompt_tokens_total", "counter", "Prompt tokens.", lambda row: row.prompt),
+    _Metric(
+        "handoff_prompt_tokens_total", "counter", "Prompt tokens.", lambda row, own: row.prompt
+    ),
     _Metric(
         "handoff_shared_tokens_total",
         "counter",
         "Prompt tokens that had been computed before.",
-        lambda row: row.shared,
+        lambda row, own: row.shared,
     ),
     _Metric(
         "handoff_hit_tokens_total",
         "counter",
         "Hit tokens as the framework reports them.",
-        lambda row: row.hit,
+        lambda row, own: row.hit,
     ),
     _Metric(
         "handoff_computed_tokens_total",
         "counter",
         "Prompt tokens computed for the first time.",
-        lambda row: row.computed,
+        lambda row, own: row.computed,
     ),
     _Metric(
         "handoff_recomputed_tokens_total",
         "counter",
         "Tokens computed again after a preemption.",
-        lambda row: row.recomputed,
+        lambda row, own: row.recomputed,
     ),
     _Metric(
         "handoff_cold_flops_total",
         "counter",
         "FLOPs of cold prefills.",
-        lambda row: row.cold_flops,
+        lambda row, own: row.cold_flops,
     ),
     _Metric(
         "handoff_saved_flops_total",
         "counter",
         "FLOPs that hits made unnecessary.",
-        lambda row: row.saved_flops,
+        lambda row, own: row.saved_flops,
     ),
-    _Metric("handoff_requests_total", "counter", "Requests served.", lambda row: row.requests),
-    _Metric("handoff_refused_total", "counter", "Requests refused.", lambda row: row.refused),
+    _Metric("handoff_requests_total", "counter", "Requests served.", lambda row, own: row.requests),
+    _Metric("handoff_refused_total", "counter", "Requests refused.", lambda row, own: row.refused),
     _Metric(
         "handoff_preemptions_total",
         "counter",
         "Re-admissions after a preemption.",
-        lambda row: row.again,
+        lambda row, own: row.again,
     ),
 )
 
 
+_Sample = tuple[str, Total, Own]
+"""Scenario, row, and the row's own counters in it."""
+
+
 def prometheus(frame: pd.DataFrame) -> str:
     """The text exposition of a ledger; samples carry the labels ``run`` and ``scenario``."""
-    rows = [
-        (str(scenario), row)
-        for scenario in frame["scenario"].drop_duplicates()
-        for row in totals(frame, str(scenario))
-    ]
+    rows: list[_Sample] = []
+    for name in scenario_names(frame):
+        counters = own_counters(frame[frame["scenario"] == name])
+        for row in totals(frame, name):
+            own = {key: value for (run, key), value in counters.items() if run == row.run}
+            rows.append((name, row, own))
     lines: list[str] = []
     for adapter, metrics in _UPSTREAM.items():
-        mine = [(scenario, row) for scenario, row in rows if row.adapter == adapter]
+        mine = [sample for sample in rows if sample[1].adapter == adapter]
         for metric in metrics:
             lines += _metric(metric, mine)
     for metric in _OURS:
@@ -138,11 +153,11 @@ def prometheus(frame: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _metric(metric: _Metric, rows: Iterable[tuple[str, Total]]) -> list[str]:
+def _metric(metric: _Metric, rows: Iterable[_Sample]) -> list[str]:
     samples = [
         f"{metric.name}{_label_set(run=row.run, scenario=scenario)} {_number(value)}"
-        for scenario, row in rows
-        if (value := metric.read(row)) is not None
+        for scenario, row, own in rows
+        if (value := metric.read(row, own)) is not None
     ]
     if not samples:
         return []
@@ -157,10 +172,10 @@ def _head(name: str, kind: str, words: str) -> list[str]:
     return [f"# HELP {name} {words}", f"# TYPE {name} {kind}"]
 
 
-def _losses(rows: Iterable[tuple[str, Total]]) -> list[str]:
+def _losses(rows: Iterable[_Sample]) -> list[str]:
     name = "handoff_lost_tokens_total"
     lines = _head(name, "counter", "Shared prompt tokens that were not reused, by reason.")
-    for scenario, row in rows:
+    for scenario, row, _ in rows:
         for reason in LOSSES:
             at = _label_set(run=row.run, scenario=scenario, reason=reason)
             lines.append(f"{name}{at} {row.lost[reason]}")

@@ -30,6 +30,7 @@ __all__ = [
     "label",
     "marked",
     "option_words",
+    "own_counters",
     "parse",
     "run_order",
     "scenario_names",
@@ -266,6 +267,15 @@ def _total(entries: pd.DataFrame) -> Total:
         split=int(done["lanes"].str.contains("unneeded|recomputed").sum()),
         why=next((each.partition(": ")[2] for each in status if each.startswith("refused")), ""),
     )
+
+
+def own_counters(frame: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(row, counter's own name) -> its sum over all admissions, as the framework counts it."""
+    sums: dict[tuple[str, str], float] = {}
+    for run, counters in zip(frame["run"], frame["counters"], strict=True):
+        for name, value in (parse(counters) or {}).items():
+            sums[str(run), name] = sums.get((str(run), name), 0) + value
+    return sums
 
 
 def compared(rows: Sequence[Total]) -> list[Total]:

@@ -143,12 +143,21 @@ def test_the_trace_file_is_the_same_each_time(chat: pd.DataFrame, tmp_path: Path
 
 def test_prometheus_text_has_upstreams_names(both: pd.DataFrame) -> None:
     text = prometheus(both)
-    assert 'vllm:prefix_cache_queries_total{run="vllm",scenario="chat"} 4048\n' in text
-    assert 'vllm:prefix_cache_hits_total{run="vllm",scenario="chat"} 1840\n' in text
+    assert 'vllm:prompt_tokens_cached_total{run="vllm",scenario="chat"} 1840\n' in text
     assert 'sglang:cached_tokens_total{run="sglang",scenario="same-twice"} 34\n' in text
     assert 'sglang:cache_hit_rate{run="sglang",scenario="same-twice"} 0.85\n' in text
     lost = 'handoff_lost_tokens_total{run="llamacpp",scenario="chat",reason="slot_choice"} 152\n'
     assert lost in text
+
+
+def test_vllms_own_counters_know_no_external_hits() -> None:
+    parts = [("reused", 48), ("fresh", 16)]
+    own = {"prefix_cache_queries": 64, "prefix_cache_hits": 32, "external_prefix_cache_hits": 16}
+    cold = ledgers.entry("vllm", [("fresh", 8)], request="a", counters={"prefix_cache_queries": 8})
+    text = prometheus(ledgers.frame([cold, ledgers.entry("vllm", parts, counters=own)]))
+    assert 'vllm:prefix_cache_queries_total{run="vllm",scenario="chat"} 72\n' in text
+    assert 'vllm:prefix_cache_hits_total{run="vllm",scenario="chat"} 32\n' in text
+    assert 'vllm:prompt_tokens_cached_total{run="vllm",scenario="chat"} 48\n' in text
 
 
 def test_prometheus_text_is_well_formed(both: pd.DataFrame) -> None:
