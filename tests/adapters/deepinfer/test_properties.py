@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from handoff.index.spans import Seq
 
 from .rig import Rig
 
+REPORTS = Path(__file__).parents[3] / "reports"
 QUICK = settings(max_examples=40, deadline=None)
 
 
@@ -303,3 +306,10 @@ def test_upstream_errors_are_handoff_errors() -> None:
     with pytest.raises(EngineError) as caught:
         rig.step()
     assert caught.value.label == "head_has_nothing_to_run"
+
+
+def test_the_kept_report_is_what_its_script_writes() -> None:
+    script = runpy.run_path(str(REPORTS / "deepinfer_saved_compute.py"))
+    curves = {mode: script["curve"](mode) for mode in script["MODES"]}
+    kept = (REPORTS / "deepinfer-saved-compute.md").read_text("utf-8")
+    assert script["page"](curves) == kept
