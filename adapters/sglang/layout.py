@@ -44,5 +44,5 @@ def build_layout(options: Options) -> Layout:
         blocks = options.host_tokens // page + 1
         pools.append(Pool(HOST, blocks, "host"))
         if options.attention == "swa":
-            pools.append(Pool(HOST_SWA, blocks, "host"))
+            pools.append(Pool(HOST_SWA, options.host_swa_tokens // page + 1, "host"))
     return Layout(tuple(pools), tuple(groups), tuple(layers))

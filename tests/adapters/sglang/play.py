@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from handoff.adapter import load, make_options
@@ -124,6 +124,14 @@ class Play:
         return sorted((node.start, node.stop) for node in self.tree.nodes())
 
 
+def window_path(end: Any, mark: int | None) -> Iterator[Any]:
+    """The nodes whose window KV a lock of ``end`` holds: up to the one with its mark."""
+    for node in reversed(end.path()):
+        yield node
+        if mark is not None and node.mark == mark:
+            return
+
+
 def check(play: Play) -> None:
     """Blocks are free, the tree's, or private to one row; locks are those of the requests."""
     engine, cache = play.engine, play.cache
@@ -134,7 +142,8 @@ def check(play: Play) -> None:
     if cache.windows is not None:
         windows.update(cache.windows.free.ids().tolist())
     locks: Counter[int] = Counter()
-    window_locks = 0
+    window_locks: Counter[int] = Counter()
+    state_locks: Counter[int] = Counter()
     sizes = [0, 0, 0, 0]
     for node in cache.tree.nodes():
         parent = node.parent
@@ -152,11 +161,10 @@ def check(play: Play) -> None:
         if node.window is not None:
             windows.update(node.window.tolist())
             sizes[2 + (node.window_lock > 0)] += node.length
-        window_locks += node.window_lock
+    holds: list[tuple[Any, int | None]] = []
     for req in active:
         first = req.protected // page
-        for node in req.end.path():
-            locks[id(node)] += 1
+        holds.append((req.end, req.mark))
         row = req.row.view(first, len(req.row)).tolist()
         if engine.options.attention == "pure_swa" and req.window_freed > req.floor:
             gone = range(max(req.floor, req.protected), req.window_freed)
@@ -164,11 +172,15 @@ def check(play: Play) -> None:
         held.update(row)
         windows.update(b for b in req.window_row.view(first, len(req.row)).tolist() if b >= 0)
     if cache.host is not None:
-        for node, _ in cache.host.pending:
-            for other in node.path():
-                locks[id(other)] += 1
+        holds += cache.host.pending
+    for end, mark in holds:
+        locks.update(map(id, end.path()))
+        window_locks.update(map(id, window_path(end, mark) if cache.windows else ()))
+        state_locks[id(end)] += cache.states is not None
     for node in cache.tree.nodes():
         assert node.lock == locks[id(node)], "a lock that nobody holds, or none where one is held"
+        assert node.window_lock == window_locks[id(node)], "a window lock without its holder"
+        assert node.state_lock == state_locks[id(node)], "a state lock without its holder"
     blocks = engine.options.max_total_tokens // page
     assert held == Counter(range(1, blocks + 1)), "a block is lost or owned twice"
     assert sizes[:2] == [cache.tree.evictable, cache.tree.protected]
@@ -191,4 +203,10 @@ def check(play: Play) -> None:
             if node.host is not None:
                 copies.update(node.host.tolist())
         assert copies == Counter(range(1, engine.options.host_tokens // page + 1))
+        if cache.host.windows is not None:
+            copies = Counter(cache.host.windows.ids().tolist())
+            for node in cache.tree.nodes():
+                if node.host_window is not None:
+                    copies.update(node.host_window.tolist())
+            assert copies == Counter(range(1, engine.options.host_swa_tokens // page + 1))
     assert not set(map(id, scheduler.waiting)) & set(map(id, scheduler.running))
