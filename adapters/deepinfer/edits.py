@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from handoff.index.spans import Seq
 from handoff.types import Bind, Close, Copy, Cut, Event, Group, Layout, Load, Op, Open, Zero
 
 from .layout import BLOCKS
@@ -35,12 +34,11 @@ class Edits:
 
     # -- tables -----------------------------------------------------------------------------
 
-    def open(self, seq: Sequence, tokens: Seq | None = None) -> None:
+    def open(self, seq: Sequence) -> None:
         """A new sequence number for ``seq`` with all its tokens."""
         seq.seq = self._opened
         self._opened += 1
-        known = tokens if tokens is not None else seq.tokens.slice(0, seq.length)
-        self.ops.append(Open(seq.seq, seq.id, known, seq.lora))
+        self.ops.append(Open(seq.seq, seq.id, seq.tokens.slice(0, seq.length), seq.lora))
 
     def close(self, seq: Sequence) -> None:
         """The tables of ``seq`` vanish, if it ever had any."""

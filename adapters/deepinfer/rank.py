@@ -89,12 +89,7 @@ class Rank:
         return -(-self.blocks.size // 10)
 
     def inject(self, seq: Sequence, grant: Grant, valid_start: int = 0) -> None:
-        """Set the number of ready tokens; fill blocks and rings if the sequence has any.
-
-        Producer rings are restored for ``[max(vs, H - W), H)``. Consumer rings are restored only
-        where nothing is truncated: the store keeps none, so a hit beyond L - K leaves a consumer
-        window that nobody filled (RULES 9.3). What nobody filled is given as zeros.
-        """
+        """Set the number of ready tokens; fill blocks and rings if the sequence has any."""
         hit = grant.hit
         seq.num_tokens = hit
         seq.valid_start = valid_start
@@ -102,17 +97,27 @@ class Rank:
         if not seq.table:
             return  # a bare number: blocks come when it is scheduled (RULES 2.3)
         seq.cached_hit_tokens = hit
-        self.forks.ring_stop[seq.state] = hit
         self.edits.load(seq, BLOCKS, 0, hit)
+        self._restore_rings(seq)
+
+    def _restore_rings(self, seq: Sequence) -> None:
+        """Fill the window before the hit, in the rings that a store keeps (RULES 9.3, 9.4).
+
+        Producer rings are restored for ``[max(vs, H - W), H)``. Consumer rings are restored only
+        where nothing is truncated: the store keeps none, so a hit beyond L - K leaves a consumer
+        window that nobody filled. What nobody filled is given as zeros.
+        """
+        hit = seq.num_tokens
+        self.forks.ring_stop[seq.state] = hit
         for ring in self.edits.rings:
-            first = max(valid_start, hit - self.options.shape.window_size, 0)
             if ring.name == CONSUMER and self.options.truncates:
                 if hit > seq.length - self.options.keep:
                     self.edits.zero_ring(ring, seq.state)
                     self._unsound(seq, "9.3")
                 continue
-            if valid_start:
+            if seq.valid_start:
                 self.edits.zero_ring(ring, seq.state)
+            first = max(seq.valid_start, hit - self.options.shape.window_size, 0)
             self.edits.load(seq, ring.name, first, hit)
 
     def _unsound(self, seq: Sequence, rule: str) -> None:
@@ -131,13 +136,10 @@ class Rank:
         if len(self.states.free) < 2:  # one for the restored state, one for its copy
             return None
         (seq.state,) = self.states.allocate(1)
-        self.forks.ring_stop[seq.state] = grant.hit
         if self.edits.rings:
             self.edits.open(seq)
             self.edits.bind_state(seq, fresh=True)
-            for ring in self.edits.rings:
-                first = max(0, grant.hit - self.options.shape.window_size)
-                self.edits.load(seq, ring.name, first, grant.hit)
+            self._restore_rings(seq)
         return seq
 
     def drop_probe(self, seq: Sequence) -> None:
