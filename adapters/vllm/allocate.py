@@ -280,9 +280,12 @@ class KVCache:
         self.pool.touch((hold,))
         self._copies[group.index].append((source, target))
 
+    def start_of_schedule(self) -> None:
+        """States keyed up to now exist when this step runs."""
+        self.insertion.keyed_now.clear()
+
     def end_of_schedule(self) -> None:
         """Send this step's copies off, group by group, and let go of their ends by turns."""
-        self.insertion.keyed_now.clear()
         ends: list[int] = []
         for group, copies in zip(self.sizes.groups, self._copies):
             size = 1 if group.type == "mamba" else group.block_size

@@ -17,7 +17,7 @@ from handoff.types import (
 
 from .coordinator import Hit, Measure
 from .pool import NULL_BLOCK
-from .sizes import GroupSpec, Sizes, floor_to
+from .sizes import GroupSpec, Sizes, cdiv, floor_to
 from .state import RequestState
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def deductions(
             (dropped, "draft", "9", drafting),
             (local, "group", "5", names[limiting]),
             (hit.tokens, "group", "11", _replaying(sizes)),
-            (served, "tier", "12", None),
         ]
     found, edge = [], raw
     for low, reason, rule, group in steps:
@@ -110,7 +109,7 @@ def answer(cache: KVCache, row: Scheduled) -> Handoff:
 def _group_answer(group: GroupSpec, state: RequestState, hit: Hit, start: int) -> GroupAnswer:
     table = state.tables[group.index]
     write = state.served if group.cacheable else start
-    shared = -(-write // group.block_size)
+    shared = cdiv(write, group.block_size)
     copied: tuple[tuple[int, int, int], ...] = ()
     inside, blocks = hit.tokens % group.block_size, hit.blocks[group.index]
     if inside and blocks:

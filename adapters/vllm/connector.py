@@ -36,18 +36,13 @@ class Connector:
     def ask(self, state: RequestState, hit: Hit) -> tuple[int, bool]:
         """External tokens beyond the local hit, and whether they arrive beside the steps.
 
-        The store answers for whole scheduler blocks below the hit, so an unaligned hit is cut back
-        if the store holds more, and wins otherwise. One token is always left to compute.
+        Hits are whole scheduler blocks here, since Mamba groups are left out. The store always
+        leaves one token to compute.
         """
         held = min(int(state.request.options.get("external_tokens", 0)), state.known - 1)
-        base = floor_to(hit.tokens, self._sizes.scheduler_block)
-        more = max(held - base, 0)
+        more = max(held - hit.tokens, 0)
         if self._sizes.replay:
             more = floor_to(more, self._sizes.scheduler_block)
-        if hit.tokens > base:
-            if more <= hit.tokens - base:
-                return 0, False
-            self._cut(hit, base)
         if not more or not self._is_async:
             return more, False
         state.transfer = self._num_transfers
@@ -88,14 +83,6 @@ class Connector:
             return False
         self._arrived.discard(state.id)
         self._cache.insertion.insert(state, state.computed)
-        if self._sizes.replay:
-            state.computed -= min(self._sizes.replay, state.computed)
-        elif state.computed == state.known:
-            state.computed -= 1
+        state.computed -= min(self._sizes.replay, state.computed)
         state.status = "waiting"
         return True
-
-    def _cut(self, hit: Hit, tokens: int) -> None:
-        for group, blocks in zip(self._sizes.groups, hit.blocks):
-            del blocks[-(-tokens // group.block_size) :]
-        hit.tokens = tokens

@@ -13,7 +13,7 @@ from .keys import prefix_length
 from .mamba import checkpoint_at, marks
 from .options import VllmOptions
 from .pool import NULL_BLOCK, BlockPool
-from .retention import boundaries, keep_all, retained
+from .retention import keep_all, retained
 from .sizes import GroupSpec, Sizes, cdiv, floor_to
 from .state import Outbox, RequestState
 
@@ -122,10 +122,10 @@ class Insertion:
             return
         mark.checkpoint = 0
         block = state.tables[group.index][cdiv(state.scheduled_to, group.block_size) - 2]
-        wanted = {floor_to(boundary, sizes.alignment) for boundary in boundaries(sizes, state)}
-        wanted |= {checkpoint_at(sizes, state.prompt_len, sizes.alignment), state.junction}
+        wanted = (checkpoint_at(sizes, state.prompt_len, sizes.alignment), state.junction)
         interval = self._interval
-        keep = at in wanted or interval is None or (interval > 0 and at % interval == 0)
+        dense = interval is None or (interval > 0 and at % interval == 0)
+        keep = at in wanted or (dense and at % group.block_size == 0)
         if not keep or self._pool.primary[block] != state.keys.key(at, group.index):
             self._pool.forget(block)
         if keep:

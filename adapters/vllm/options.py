@@ -102,4 +102,7 @@ class VllmOptions(Options):
     def _consistent(self) -> VllmOptions:
         if (self.speculative_method is None) != (self.num_speculative_tokens == 0):
             raise ValueError("speculative_method and num_speculative_tokens belong together")
+        for group in self.groups:
+            if group.type == "mamba" and group.spec_blocks < self.num_speculative_tokens:
+                raise ValueError("a mamba group needs spec_blocks for each speculative token")
         return self

@@ -13,7 +13,7 @@ from .finders.window import blocks_needed
 from .sizes import GroupSpec, Sizes, floor_to
 from .state import RequestState
 
-__all__ = ["boundaries", "keep_all", "retained"]
+__all__ = ["keep_all", "retained"]
 
 Mask = Callable[[int], bool]
 
@@ -23,7 +23,7 @@ def keep_all(_: int) -> bool:
     return True
 
 
-def boundaries(sizes: Sizes, state: RequestState) -> list[int]:
+def _boundaries(sizes: Sizes, state: RequestState) -> list[int]:
     """Prefix lengths at which a later request is expected to go on.
 
     The end of the prompt (what a repeat can hit at most), and the junction if one was seen.
@@ -56,11 +56,9 @@ def _window_mask(spec: GroupSpec, sizes: Sizes, interval: int | None, state: Req
     period = (unit if interval is None else interval) // size
     if period and need >= period:
         return keep_all
-    if interval is None and not period:
-        return keep_all
     kept: set[int] = set()
     if interval is not None:
-        for boundary in boundaries(sizes, state):
+        for boundary in _boundaries(sizes, state):
             end = floor_to(boundary, unit) // size + shift
             kept.update(range(end - need, end))
 
@@ -75,7 +73,7 @@ def _mamba_mask(spec: GroupSpec, sizes: Sizes, interval: int | None, state: Requ
     size = spec.block_size
     if interval is None or 0 < interval <= size:
         return keep_all
-    ends = {floor_to(boundary, size) for boundary in boundaries(sizes, state)}
+    ends = {floor_to(floor_to(end, sizes.alignment), size) for end in _boundaries(sizes, state)}
 
     def keep(block: int) -> bool:
         end = (block + 1) * size

@@ -96,6 +96,7 @@ class Scheduler:
         """Decide one step; computed tokens move on before the model runs."""
         rows: dict[int, Scheduled] = {}
         batch = Batch()
+        self.cache.start_of_schedule()
         budget, preempted = self._schedule_running(rows)
         if not preempted:
             self._admit_waiting(rows, budget, batch)
@@ -120,14 +121,15 @@ class Scheduler:
             state.drafts = [LATE] * self.sizes.num_drafts
 
     def _schedule_running(self, rows: dict[int, Scheduled]) -> tuple[int, bool]:
-        budget, preempted, index = self.sizes.token_budget, False, 0
-        while index < len(self.running) and budget > 0:
+        slots = self.sizes.draft_slots
+        budget, preempted, index = self.options.max_num_batched_tokens, False, 0
+        while index < len(self.running) and budget > slots:
             state = self.running[index]
             index += 1
             if self._ends_in_flight(state):
                 continue
             wanted = state.known + len(state.drafts) + state.placeholders - state.computed
-            new = self._cap(state, state.computed, wanted, budget)
+            new = self._cap(state, state.computed, wanted, budget - slots)
             if new <= 0:
                 continue
             fits = True
@@ -140,7 +142,7 @@ class Scheduler:
                 self.running.pop(position)
                 row = rows.pop(victim.order, None)
                 if row is not None:
-                    budget += row.tokens
+                    budget += row.tokens + slots
                 self._preempt(victim)
                 preempted = True
                 if victim is state:
@@ -151,7 +153,7 @@ class Scheduler:
             guesses = state.computed + new - state.known - state.placeholders
             drafts = tuple(state.drafts[: max(guesses, 0)])
             rows[state.order] = Scheduled(state, state.computed, new, drafts)
-            budget -= new
+            budget -= new + slots
         return budget, preempted
 
     def _ends_in_flight(self, state: RequestState) -> bool:
@@ -164,18 +166,22 @@ class Scheduler:
         self, state: RequestState, start: int, new: int, budget: int, *, admission: bool = False
     ) -> int:
         """The caps on a chunk in upstream's order (RULES 6.1, 6.2)."""
-        threshold = self.options.long_prefill_token_threshold
-        if threshold and len(self.running) + len(self.waiting) > 1:
-            new = min(new, threshold)
-        new = min(new, budget)
+        new = min(self._below_threshold(new), budget)
         if not admission:
             new = min(new, self.options.max_model_len - 1 - start)
         if self._mamba is not None:
-            largest = min(self.sizes.token_budget, threshold or self.sizes.token_budget)
+            largest = self.options.max_num_batched_tokens
+            largest = min(largest, self.options.long_prefill_token_threshold or largest)
             new = split_chunk(
                 self.sizes, self._mamba, state, start, new, largest, self._to_junction
             )
         return self._leave_for_drafter(state, start, new)
+
+    def _below_threshold(self, new: int) -> int:
+        """A long prompt yields to others, if there are any (RULES 6.1)."""
+        threshold = self.options.long_prefill_token_threshold
+        shared = threshold > 0 and len(self.running) + len(self.waiting) > 1
+        return min(new, threshold) if shared else new
 
     def _leave_for_drafter(self, state: RequestState, start: int, new: int) -> int:
         """Keep the last chunk long enough for a drafter that reads ahead (RULES 9, MTP reserve)."""
@@ -191,12 +197,13 @@ class Scheduler:
             row.state.mid_prefill for row in rows.values()
         )
         passed_over: list[RequestState] = []
-        while self.waiting and budget > 0 and len(self.running) < self.options.max_num_seqs:
+        slots = self.sizes.draft_slots
+        while self.waiting and budget > slots and len(self.running) < self.options.max_num_seqs:
             state = self.waiting.peek()
-            if self._must_wait(state):
+            if self._must_wait(state, rows):
                 passed_over.append(self.waiting.pop())
                 continue
-            row = self._try(state, rows, budget, left_mid_prefill, batch)
+            row = self._try(state, rows, budget - slots, left_mid_prefill, batch)
             if row is None:
                 break
             self.waiting.pop()
@@ -208,11 +215,14 @@ class Scheduler:
             if self.connector:
                 self.connector.under_way.pop(state.id, None)
             rows[state.order] = row
-            budget -= row.tokens
+            budget -= row.tokens + slots
         self.waiting.pass_over(passed_over)
 
-    def _must_wait(self, state: RequestState) -> bool:
-        """Requests that are passed over: load unfinished, outputs in flight, too many LoRAs."""
+    def _must_wait(self, state: RequestState, rows: dict[int, Scheduled]) -> bool:
+        """Requests that are passed over: load unfinished, outputs in flight, too many LoRAs.
+
+        Only the LoRAs of this step's rows count.
+        """
         if state.status == "loading":
             return self.connector is None or not self.connector.promote(state)
         if state.batches:
@@ -220,7 +230,7 @@ class Scheduler:
         most, lora = self.options.max_loras, state.request.lora
         if most is None or lora is None:
             return False
-        active = {r.request.lora for r in self.running if r.request.lora is not None}
+        active = {row.state.request.lora for row in rows.values()} - {None}
         return len(active) >= most and lora not in active
 
     def _try(
@@ -239,9 +249,13 @@ class Scheduler:
             if self._is_padded(state, new, offer.start, rows, left_mid_prefill):
                 drafts = self.sizes.num_drafts
                 new += drafts
-            if new > budget and (drafts or not self.options.enable_chunked_prefill):
+                if new > budget:
+                    return None
+            if not self.options.enable_chunked_prefill and self._below_threshold(new) > budget:
                 return None
             new = self._cap(state, offer.start, new, budget, admission=True)
+            if drafts and new < 1 + drafts:  # rather not padded than padded in part
+                new, drafts = min(new, 1), 0
             if new == 0:
                 return None
         fits = self.cache.allocate(
@@ -354,7 +368,7 @@ class Scheduler:
             if self.connector.holds(state):  # its blocks are freed when the load ends
                 state.status = "aborted"
                 return
-            self.cache.leave_windows(state, state.computed)
+            self.cache.leave_windows(state, max(0, state.computed - state.in_flight))
         state.status = "finished"
         self.cache.free(state)
 

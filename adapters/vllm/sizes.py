@@ -87,7 +87,8 @@ class Sizes:
     prefill_lookahead: int
     """Prompt tokens that the drafter reads ahead of the target model."""
     num_drafts: int
-    token_budget: int
+    draft_slots: int
+    """Input slots that the drafter takes from a step's budget for each request (RULES 9)."""
     watermark_blocks: int
     replay: int
     """Tokens recomputed behind a hit to refill a window that is not cached (RULES 11)."""
@@ -118,25 +119,37 @@ class Sizes:
         fine = _is_fine_grained(options, cacheable, hash_block, len(groups))
         method, num_drafts = options.speculative_method, options.num_speculative_tokens
         lookahead = num_drafts + (method == "dflash")
-        multi_module = method == "mtp" and options.num_mtp_modules > 1
-        slots = options.max_num_seqs if method == "draft_model" else 0
-        return cls(
+        sizes = cls(
             groups=groups,
             scheduler_block=scheduler_block,
             hash_block=hash_block,
             alignment=hash_block if fine else scheduler_block,
             fine_grained=fine,
             lookahead=0 if method == "ngram" else lookahead,
-            prefill_lookahead=(
-                num_drafts if multi_module else int(method in EAGLE_FAMILY if method else False)
-            ),
+            prefill_lookahead=_prefill_lookahead(options),
             num_drafts=num_drafts,
-            token_budget=options.max_num_batched_tokens - slots,
+            draft_slots=_draft_slots(options),
             watermark_blocks=int(options.watermark * options.num_gpu_blocks),
             replay=max((g.window for g in groups if not g.cacheable), default=0),
             batches=2 if options.is_async else 1,
             has_rswa=any(group.type == "rswa" for group in groups),
         )
+        _refuse_what_upstream_refuses(options, sizes)
+        return sizes
+
+
+def _prefill_lookahead(options: VllmOptions) -> int:
+    if options.speculative_method == "mtp" and options.num_mtp_modules > 1:
+        return options.num_speculative_tokens
+    return int(options.speculative_method in EAGLE_FAMILY)
+
+
+def _draft_slots(options: VllmOptions) -> int:
+    """A draft model reads one token more, parallel drafters also their masks (speculative.py)."""
+    drafts = options.num_speculative_tokens
+    return {"draft_model": 1, "dflash": drafts, "dspark": drafts - 1}.get(
+        options.speculative_method or "", 0
+    )
 
 
 def _groups(options: VllmOptions) -> tuple[GroupSpec, ...]:
@@ -155,13 +168,12 @@ def _groups(options: VllmOptions) -> tuple[GroupSpec, ...]:
 
 def _group(options: VllmOptions, index: int, group: CacheGroup, eagle: bool) -> GroupSpec:
     alone = sum(other.type == group.type for other in options.cache_groups) == 1
-    sharded = group.type != "mamba"  # Mamba states are never sharded over DCP ranks
     replayed = group.type == "swa_mla_replay" and options.swa_bounded_replay
     return GroupSpec(
         index=index,
         name=group.type if alone else f"{group.type}{index}",
         type=group.type,
-        block_size=group.block_size * (options.decode_context_parallel_size if sharded else 1),
+        block_size=group.block_size * options.decode_context_parallel_size,
         window=group.window or 0,
         chunk=group.chunk or 0,
         extra=group.extra,
@@ -197,15 +209,10 @@ def _is_fine_grained(
     options: VllmOptions, cacheable: list[GroupSpec], hash_block: int, num_groups: int
 ) -> bool:
     """Whether hits may end inside a block (RULES 2)."""
-    sharded = options.decode_context_parallel_size > 1
     return (
         num_groups > 1
         and options.enable_prefix_caching
-        and any(
-            group.type == "mamba"
-            and (group.block_size > hash_block or (sharded and group.block_size == hash_block))
-            for group in cacheable
-        )
+        and any(group.type == "mamba" and group.block_size > hash_block for group in cacheable)
         and all(
             group.is_full or group.type == "mamba" or group.block_size == hash_block
             for group in cacheable
@@ -223,3 +230,34 @@ def _refuse_left_out(options: VllmOptions) -> None:
         raise Unsupported("Mamba groups with a KV connector")
     if len(options.cache_groups) > 1 and options.decode_context_parallel_size > 1:
         raise Unsupported("several cache groups with decode_context_parallel_size above 1")
+
+
+def _refuse_what_upstream_refuses(options: VllmOptions, sizes: Sizes) -> None:
+    """Combinations at which the engine would not start (RULES 5, 7c, 9)."""
+    groups, unit = sizes.groups, sizes.scheduler_block
+    if any(group.type == "local" for group in groups):
+        if any(group.block_size != groups[0].block_size for group in groups):
+            raise Unsupported("a chunked-local group beside groups of another block size")
+        if any(group.type == "local" and group.eagle for group in groups):
+            raise Unsupported("a chunked-local group whose hits are dropped for EAGLE")
+    interval = options.prefix_cache_retention_interval
+    if interval:
+        if not any(group.type in ("swa", "swa_mla_replay", "mamba") for group in groups):
+            raise Unsupported(
+                f"prefix_cache_retention_interval {interval} without a window or Mamba group"
+            )
+        if interval % unit:
+            raise Unsupported(
+                f"prefix_cache_retention_interval {interval} is no multiple of {unit}, the"
+                " scheduler's block size"
+            )
+    if sizes.eagle and unit < sizes.prefill_lookahead:
+        raise Unsupported(
+            f"{sizes.prefill_lookahead} drafts of several MTP modules with a scheduler block of"
+            f" {unit}"
+        )
+    if options.max_num_batched_tokens <= sizes.draft_slots:
+        raise Unsupported(
+            f"max_num_batched_tokens {options.max_num_batched_tokens} leaves no token beside"
+            f" {sizes.draft_slots} draft slots a request"
+        )
