@@ -230,17 +230,18 @@ def _replay(feed: Feed, sink: TagStore | TruthCheck, mutant: Step | None = None)
 
 
 def _by_tags(run: _Run, mutant: Step | None, tags: TagStore | None = None) -> str | None:
-    """What the tags say to a changed run: a fault, or taint that the healthy run has not."""
+    """What the tags say to a changed run: a fault, or other taint than the healthy run has."""
     tags = tags or TagStore(run.layout)
     try:
         _replay(run.feed, tags, mutant)
     except TagFault as fault:
         return str(fault)
-    more = tags.taint - run.taint
-    if not more:
-        return None
-    cause = min(more)
-    return f"taint {cause}: {tags.first[cause]}"
+    more, less = tags.taint - run.taint, run.taint - tags.taint
+    if more:
+        return f"taint {min(more)}: {tags.first[min(more)]}"
+    if less:
+        return f"taint {min(less)} of the healthy run is missing"
+    return None
 
 
 def _by_logits(run: _Run, mutant: Step | None, truth: TruthCheck) -> str | None:

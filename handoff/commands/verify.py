@@ -39,7 +39,7 @@ def verify_command(
     streams = [stream_of(load_scenario(name)) for name in names or builtin()]
     import torch
 
-    from handoff.engine.stress import stress_streams
+    from handoff.stress import stress_streams
     from handoff.verify import verify
 
     if not names:

@@ -7,7 +7,7 @@ read, a copy that is needed, a block that another sequence sees. These are fault
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -74,20 +74,56 @@ def _not_computed_again(site: Site) -> Step | None:
     return None
 
 
+def _seeing_from(site: Site, index: int, bounds: Mapping[int, int]) -> Step:
+    """The Step whose row ``index`` sees nothing below the given positions, by group."""
+    row, layout = site.step.rows[index], site.scan.layout
+    spans = row.spans or Spans(
+        (row.start,) * layout.num_stages,
+        (row.start,) * len(layout.groups),
+        (0,) * len(layout.groups),
+    )
+    visible = tuple(bounds.get(at, bound) for at, bound in enumerate(spans.visible))
+    return site.with_row(index, row._replace(spans=spans._replace(visible=visible)))
+
+
 def _visible_too_late(site: Site) -> Step | None:
-    for index, row, real in site.hits():
+    for index, _, real in site.hits():
         for at, _ in site.groups:
             low, write = site.scan.span(real, at)
-            if low >= write:
-                continue
-            layout = site.scan.layout
-            spans = row.spans or Spans(
-                (row.start,) * layout.num_stages,
-                (row.start,) * len(layout.groups),
-                (0,) * len(layout.groups),
-            )
-            visible = (*spans.visible[:at], low + 1, *spans.visible[at + 1 :])
-            return site.with_row(index, row._replace(spans=spans._replace(visible=visible)))
+            if low < write:
+                return _seeing_from(site, index, {at: low + 1})
+    return None
+
+
+def _zeros_hidden(site: Site) -> Step | None:
+    """A row that upstream lets attend zeros sees none of them."""
+    for index, real in enumerate(site.rows):
+        behind = {at: position + 1 for at, position, _ in _zeros_read(site, real)}
+        if behind:
+            return _seeing_from(site, index, behind)
+    return None
+
+
+def _zeros_read(site: Site, real: Settled) -> Iterator[tuple[int, int, int]]:
+    """The last zero that a row sees in each group: (group, position, slot)."""
+    for at, _ in site.groups:
+        slots = site.old_slots(real, at)
+        zeros = np.flatnonzero(site.scan.zeros(at, slots))
+        if len(zeros):
+            last = int(zeros[-1])
+            yield at, site.scan.span(real, at)[0] + last, int(slots[last])
+
+
+def _zeros_missing(site: Site) -> Step | None:
+    """Zeros are read here; the Step that should have written them does not."""
+    for real in site.rows:
+        for at, _, slot in _zeros_read(site, real):
+            for step, index in reversed(site.scan.zeroing):
+                op = step.ops[index]
+                assert isinstance(op, Zero)
+                mine = site.scan.tables.index[op.group] == at
+                if mine and any(first <= slot < first + count for first, count in op.runs):
+                    return replace(step, ops=(*step.ops[:index], *step.ops[index + 1 :]))
     return None
 
 
@@ -169,13 +205,6 @@ def _wrong_shift_sign(site: Site) -> Step | None:
     return None
 
 
-def _zeros_missing(site: Site) -> Step | None:
-    for index, op in enumerate(site.step.ops):
-        if isinstance(op, Zero):
-            return site.with_op(index)
-    return None
-
-
 def _window_cut_too_far(site: Site) -> Step | None:
     for index, op in enumerate(site.step.ops):
         if not isinstance(op, Cut):
@@ -183,9 +212,9 @@ def _window_cut_too_far(site: Site) -> Step | None:
         at = site.scan.tables.index[op.group]
         for real in site.rows:
             low, write = site.scan.span(real, at)
-            size = real.of.tables[at].block_size
-            if real.of.seq == op.seq and low < write and low // size == op.last:
-                return site.with_op(index, op._replace(last=op.last + 1))
+            edge = low // real.of.tables[at].block_size
+            if real.of.seq == op.seq and low < write and op.last <= edge:
+                return site.with_op(index, op._replace(last=edge + 1))
     return None
 
 
@@ -306,6 +335,7 @@ def _evicted(site: Site) -> Step | None:
 
 _NO_HIT = "nothing is served from the cache in these streams"
 _NO_OTHER = "no hit binds a block that another one could be taken for"
+_NO_ZEROS = "nothing reads zeros"
 _ALONE = "no two sequences are open at once in these streams"
 
 FAULTS = (
@@ -319,7 +349,12 @@ FAULTS = (
         _not_computed_again,
     ),
     Fault("visible from", "one visible key is hidden", _NO_HIT, _visible_too_late),
-    Fault("later state", "a state is loaded that is ahead", "no states are loaded", _later_state),
+    Fault(
+        "later state",
+        "a state is loaded that is ahead",
+        "no state is kept that is ahead of one that is loaded",
+        _later_state,
+    ),
     Fault(
         "not settled",
         "rejected drafts are not deducted from a planned start",
@@ -327,13 +362,19 @@ FAULTS = (
         _not_settled,
     ),
     Fault("missing copy", "a needed copy is not made", "no row needs a copy", _copy_missing),
-    Fault("short copy", "a copy lacks a needed token", "no row needs a copy", _copy_short),
+    Fault(
+        "short copy",
+        "a copy lacks a needed token",
+        "no row needs more than one slot of a copied run",
+        _copy_short,
+    ),
     Fault("shift sign", "keys are moved the other way", "nothing is shifted", _wrong_shift_sign),
-    Fault("zeros missing", "zeros are not written", "nothing reads zeros", _zeros_missing),
+    Fault("zeros missing", "zeros are not written", _NO_ZEROS, _zeros_missing),
+    Fault("zeros hidden", "zeros are not attended", _NO_ZEROS, _zeros_hidden),
     Fault(
         "window cut",
         "a block leaves too early",
-        "no cut stands at the edge of a window",
+        "no block leaves a window that a row still sees",
         _window_cut_too_far,
     ),
     Fault("missing bind", "a new block is not entered", "no blocks are bound", _bind_missing),

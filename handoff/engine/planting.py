@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from handoff.store.slots import ZERO
 from handoff.store.tables import Ints, Settled
 from handoff.store.tags import TagStore
-from handoff.types import Group, Layout, Op, Row, Step, StepResult
+from handoff.types import Group, Layout, Op, Row, Step, StepResult, Zero
 
 __all__ = ["Fault", "Feed", "Recorder", "Scan", "Site"]
 
@@ -76,7 +77,11 @@ Mutate = Callable[[Site], Step | None]
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind: what is done wrong, and why an adapter may be unable to express it."""
+    """One kind: what is done wrong, and why an adapter may be unable to express it.
+
+    ``mutate`` gives the Step with the fault in it (this one, or an earlier one whose harm shows
+    here), or ``None`` where it would do no harm.
+    """
 
     name: str
     what: str
@@ -91,6 +96,8 @@ class Scan(TagStore):
         super().__init__(layout)
         self._wanted = {fault.name: fault for fault in faults}
         self.found: dict[str, Step] = {}
+        self.zeroing: list[tuple[Step, int]] = []
+        """Operations that wrote zeros so far: (Step, index)."""
 
     def span(self, row: Settled, at: int) -> tuple[int, int]:
         """(first seen, first written) of the row in a KV group."""
@@ -105,6 +112,11 @@ class Scan(TagStore):
         name = self._names(row.of, position + 1).of(position, position + 1)[0]
         return bool(tags.name[block * tags.size] == name) is same_text
 
+    def zeros(self, at: int, slots: Ints) -> NDArray[np.bool_]:
+        """Which of a group's slots read as zeros; holes do not."""
+        found: NDArray[np.bool_] = (self._tags(at).label[slots] == ZERO) & (slots >= 0)
+        return found
+
     def labels(self, at: int) -> NDArray[np.int32]:
         """Position + 1 of the first slot of every block of a group; 0 where it is void."""
         tags = self._tags(at)
@@ -112,6 +124,7 @@ class Scan(TagStore):
 
     def _run(self, step: Step) -> None:
         super()._run(step)
+        self.zeroing += [(step, at) for at, op in enumerate(step.ops) if isinstance(op, Zero)]
         site = Site(step, self.rows, self)
         for name in [name for name in self._wanted if name not in self.found]:
             mutant = self._wanted[name].mutate(site)

@@ -9,7 +9,7 @@ import torch
 
 from handoff.engine.faults import FAULTS
 from handoff.engine.planting import Fault, Recorder, Scan, Site
-from handoff.engine.stress import stress_streams
+from handoff.stress import stress_streams
 from handoff.experiment import stream_of
 from handoff.types import Step
 from handoff.verify import VerifyReport, verify

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from handoff.experiment import Stream, stream_of
-from handoff.workload.scenario import Scenario
+from .experiment import Stream, stream_of
+from .workload.scenario import Scenario
 
 __all__ = ["stress_streams"]
 
@@ -70,8 +70,8 @@ _STREAMS: list[dict[str, Any]] = [
     {"name": "pressure", "requests": _crowd(60), "pool_tokens": 1024},
     {
         "name": "preempt",
-        "requests": _crowd(60),
-        "pool_tokens": 1024,
+        "requests": _crowd(120),
+        "pool_tokens": 768,
         "rows": [
             _row("sglang", "retract", init_new_token_ratio=0.05, min_new_token_ratio_factor=0.1),
             _row("deepinfer", "preempt", stop_preempted_request=False),
