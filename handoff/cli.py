@@ -58,7 +58,10 @@ PoolTokens = Annotated[
 
 
 def main(argv: list[str] | None = None) -> NoReturn:
-    """Run the command line and exit; every user error is one line and exit code 2."""
+    """Run the command line and exit; every user error is one line and exit code 2.
+
+    A broken invariant of our own is one line and exit code 1: a check that failed.
+    """
     try:
         code = app(args=argv, prog_name="handoff", standalone_mode=False)
     except typer.Abort:
@@ -76,7 +79,9 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except Exception as error:  # usage errors: their class moved between versions of typer
         message = getattr(error, "format_message", None)
         if message is None:
-            raise
+            if "--debug" in (argv or sys.argv):
+                raise
+            _internal(error)
         if type(error).__name__ == "NoArgsIsHelpError":
             print(message())
             sys.exit(2)
@@ -89,6 +94,19 @@ def main(argv: list[str] | None = None) -> NoReturn:
 def _fail(message: str) -> NoReturn:
     print(f"error {' '.join(message.split())}", file=sys.stderr)
     sys.exit(2)
+
+
+def _internal(error: Exception) -> NoReturn:
+    """A check of our own failed: what, where, and how to see more."""
+    import traceback
+
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(f"{type(error).__name__}: {error}".split())
+    place = f"{Path(last.filename).name}, line {last.lineno:,}"
+    print(
+        f"internal error {what} ({place}). A bug; handoff --debug ... shows where", file=sys.stderr
+    )
+    sys.exit(1)
 
 
 def _version(wanted: bool) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .adapter import load, make_options
-from .errors import BadInput, HandoffError
+from .errors import BadInput
 from .experiment import (
     RowSpec,
     Stream,
@@ -97,7 +97,7 @@ class Result:
     info: RunInfo
     steps: pd.DataFrame | None
     seconds: float
-    stopped: KeyboardInterrupt | HandoffError | None = None
+    stopped: KeyboardInterrupt | Exception | None = None
 
     @property
     def fine(self) -> bool:
@@ -127,11 +127,11 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
     parts = _Parts(plan)
     finished: list[tuple[_Source, Finished]] = []
     began = time.perf_counter()
-    stopped: KeyboardInterrupt | HandoffError | None = None
+    stopped: KeyboardInterrupt | Exception | None = None
     try:
         for spec, source in jobs:
             finished.append((source, _serve(spec, source, plan, parts, say)))
-    except (KeyboardInterrupt, HandoffError) as error:
+    except (KeyboardInterrupt, Exception) as error:  # whatever it was, what is finished is kept
         if not finished:
             raise
         stopped = error

@@ -8,8 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from handoff import session
+from handoff.cli import main
+from handoff.experiment import RowSpec, Work
 
 from ..conftest import RECORDINGS
 
@@ -93,6 +98,7 @@ BAD = [
     (["run", "mid-block", "--set", "vllm"], "ADAPTER.OPTION=VALUE"),
     (["run", "mid-block", "--set", "vllm.block_size=many"], "block_size"),
     (["run", "mid-block", "--set", "vllm.num_gpu_blocks=1000000000000"], "no memory"),
+    (["run", "mid-block", "--set", "vllm.block_size=1000000000000"], "no memory"),
     (["run", "mid-block", "--pool-tokens", "1000000000"], "268,435,456"),
     (["run", "mid-block", "mid-block"], "2 sources are named mid-block"),
     (["run", "missing.yaml"], "missing.yaml"),
@@ -214,6 +220,28 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
     assert "mid-block" in out and (tmp_path / "o" / "ledger.parquet").exists()
     done = handoff(*args[:2], *args[3:], "--resume", cwd=tmp_path)
     assert done.returncode == 0
+
+
+def test_a_broken_invariant_is_one_line_and_keeps_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    serve = session.run_row
+
+    def faulty(spec: RowSpec, *args: Any, **options: Any) -> Work:
+        if spec.adapter == "sglang":
+            raise AssertionError("blocks are missing")
+        return serve(spec, *args, **options)
+
+    monkeypatch.setattr(session, "run_row", faulty)
+    monkeypatch.chdir(tmp_path)
+    for adapters, kept in (("vllm,sglang", True), ("sglang,vllm", False)):
+        with pytest.raises(SystemExit) as done:
+            main(["run", "mid-block", "--plan-only", "--adapters", adapters, "--out", adapters])
+        out, err = capsys.readouterr()
+        assert done.value.code == 1 and ("vLLM" in out) is kept
+        assert (tmp_path / adapters / "ledger.parquet").exists() is kept
+        last = err.splitlines()[-1]
+        assert last.startswith("internal error AssertionError: blocks are missing (test_cli.py, ")
 
 
 def test_version_and_help() -> None:
