@@ -33,6 +33,14 @@ docs: $(READY)  ## the documentation site, warnings are errors: out/docs/index.h
 notebooks: $(READY)  ## run all notebooks from a clean kernel
 	$(BIN)/python -m pytest -q tests/notebooks
 
+REPORTS := report-workloads report-models report-traces report-speed
+.PHONY: $(REPORTS)
+
+reports: $(REPORTS)  ## all kept comparison reports; those of traces need TRACE="path ..."
+
+$(REPORTS): report-%: $(READY)
+	$(BIN)/python reports/make.py $* $(TRACE)
+
 clean:  ## remove the environment and what was built
 	rm -rf $(VENV) build dist out *.egg-info
 

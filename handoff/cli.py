@@ -347,6 +347,42 @@ def explain(
 
 
 @app.command()
+def sweep(
+    source: Annotated[str, typer.Argument(metavar="SCENARIO|FILE", help="What is served.")],
+    pools: Annotated[
+        str, typer.Option(metavar="N,N[,N]...", help="Pool sizes in tokens, at least two.")
+    ],
+    adapters: Adapters = [],  # noqa: B006
+    sets: Sets = [],  # noqa: B006
+    rows: Rows = [],  # noqa: B006
+    pasted: Pasted = [],  # noqa: B006
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N requests of a trace.")
+    ] = None,
+    model: Annotated[str, typer.Option(help="Model whose KV bytes are shown.")] = "llama-3.1-8b",
+    out: Annotated[Path, typer.Option(help="Folder of table and figure.")] = Path("out"),
+    as_json: Json = False,
+) -> None:
+    """What would a larger pool bring? Hit ratios by pool size, and the best eviction could do."""
+    from .commands.sweep import sweep_command
+
+    sizes = [part.strip() for part in pools.split(",") if part.strip()]
+    if not all(part.isdigit() and int(part) > 0 for part in sizes):
+        raise BadInput(f"--pools {pools}: give sizes in tokens, as 4096,8192")
+    sweep_command(
+        source,
+        [int(part) for part in sizes],
+        adapters=_names(adapters),
+        sets=_sets(sets),
+        extra=_rows(rows, pasted),
+        limit=limit,
+        model=model,
+        out=out,
+        as_json=as_json,
+    )
+
+
+@app.command()
 def verify(
     scenarios: Annotated[
         list[str] | None, typer.Argument(metavar="[SCENARIO]...", help="Default: all built-in.")

@@ -4,9 +4,9 @@ Belady's rule on prefixes, exact to the token: requests come one after the other
 given, everything computed may be kept or dropped at will, and what is needed again last goes
 first. A token counts as a hit only if all tokens before it are hits, too; since nobody needs a text
 without its beginning, the rule drops ends before beginnings and the condition costs nothing. No
-server can hit more from a pool of the same size unless it serves the requests in another order or
-reuses text that is no prefix; servers that keep whole blocks, pin what runs or look up before a
-twin has finished hit less.
+server can hit more from a pool of the same size unless it serves the requests in another order,
+reuses text that is no prefix, or keeps more elsewhere (a host tier); servers that keep whole
+blocks, pin what runs or look up before a twin has finished hit less.
 """
 
 from __future__ import annotations

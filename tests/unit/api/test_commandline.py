@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import doctest
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,3 +127,38 @@ def test_a_row_is_labelled_with_its_own_text() -> None:
 def test_a_wrong_row_is_one_line(text: str, says: str) -> None:
     with pytest.raises(HandoffError, match=says):
         parse_row(text)
+
+
+# -- the commands that take them -----------------------------------------------------------------
+
+
+def command(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "handoff", *words], capture_output=True, text=True, cwd=folder
+    )
+
+
+def test_run_has_a_row_for_each(tmp_path: Path) -> None:
+    row = ["--row", "vllm:block_size=2"]
+    pasted = ["--from", "vllm serve m --block-size 32 --port 1"]
+    words = ["run", "mid-block", "--plan-only", "--adapters", "vllm", *row, *pasted, "--json"]
+    done = command(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["scenarios"]["mid-block"]
+    hits = {name: each["hit_tokens"] for name, each in rows.items()}
+    assert hits == {"vllm": 32, "vllm:block_size=2": 34, "vllm:block_size=32": 32}
+    assert "vllm:block_size=32: without effect here: --port" in done.stderr
+
+
+def test_sweep_prints_pools_with_the_best_and_the_ceiling(tmp_path: Path) -> None:
+    words = ["sweep", "small-pool", "--pools", "512,2048", "--adapters", "vllm"]
+    done = command(*words, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "an unlimited pool hits 33.7 %" in done.stdout
+    assert (tmp_path / "out/sweep.csv").exists() and (tmp_path / "out/pool_curve.svg").exists()
+    facts = json.loads(command(*words, "--json", folder=tmp_path).stdout)
+    assert facts["ceiling"]["hit_tokens"] == 420
+    assert [each["hit_tokens"] for each in facts["points"]] == [256, 400]
+    for pools in ("512", "a,b", "0,3"):
+        wrong = command("sweep", "small-pool", "--pools", pools, folder=tmp_path)
+        assert wrong.returncode == 2 and wrong.stderr.startswith("error ")
