@@ -28,6 +28,7 @@ __all__ = [
     "Counts",
     "Engine",
     "Evidence",
+    "Isolates",
     "Options",
     "known_options",
     "load",
@@ -137,6 +138,17 @@ class Cites(Protocol):
 
     rules: Mapping[str, str]
     """Reason -> section of the rule book: alignment, evicted, not_stored, isolation ..."""
+
+
+@runtime_checkable
+class Isolates(Protocol):
+    """Adapters that say which keys of a request keep cached text apart; optional.
+
+    Without it both do. An image needs no key: its placeholder positions have ids of their own.
+    """
+
+    isolation_keys: tuple[Literal["salt", "lora"], ...]
+    """A key that upstream ignores is left out; text computed under another one is then no loss."""
 
 
 def known_options(adapter: Adapter, names: Iterable[str]) -> None:

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .adapter import Adapter, Cites, Counts, Engine, Options, load, make_options, names
+from .adapter import Adapter, Cites, Counts, Engine, Isolates, Options, load, make_options, names
 from .errors import BadInput
 from .ledger.attribution import Accountant, Label
 from .ledger.costs import Costs
 from .ledger.entries import Entry
 from .ledger.roofline import device as find_device
+from .ledger.seen import ISOLATING
 from .model.presets import load_model
 from .report.info import Expectation, RowInfo, Tags, Truth
 from .report.steplog import StepLog
@@ -37,6 +38,7 @@ __all__ = [
     "Stream",
     "Work",
     "check_scenario",
+    "label_of",
     "rows_of",
     "run_row",
     "stream_of",
@@ -164,6 +166,29 @@ def options_of(
     return options, budget, {k: v for k, v in changed.items() if k not in budget or k in values}
 
 
+def label_of(
+    adapter: Adapter,
+    options: Options,
+    *,
+    run: str,
+    scenario: str,
+    changed: Mapping[str, Any] | None = None,
+) -> Label:
+    """What the ledger writes on every entry of a row, and what the adapter itself tells it."""
+    return Label(
+        run=run,
+        adapter=adapter.name,
+        title=adapter.title,
+        upstream=adapter.upstream,
+        evidence=adapter.evidence,
+        scenario=scenario,
+        describe=adapter.describe(options),
+        options=changed or {},
+        rules=adapter.rules if isinstance(adapter, Cites) else {},
+        isolation_keys=adapter.isolation_keys if isinstance(adapter, Isolates) else ISOLATING,
+    )
+
+
 def run_row(
     spec: RowSpec,
     stream: Stream,
@@ -183,17 +208,7 @@ def run_row(
     tokens = pool_tokens or stream.pool_tokens or POOL_TOKENS
     options, budget, changed = options_of(adapter, spec.values, tokens)
     engine = _engine(adapter, options)
-    label = Label(
-        run=spec.label,
-        adapter=adapter.name,
-        title=adapter.title,
-        upstream=adapter.upstream,
-        evidence=adapter.evidence,
-        scenario=stream.name,
-        describe=adapter.describe(options),
-        options=changed,
-        rules=adapter.rules if isinstance(adapter, Cites) else {},
-    )
+    label = label_of(adapter, options, run=spec.label, scenario=stream.name, changed=changed)
     costs = Costs(load_model(model), engine.layout, find_device(device))
     counters = adapter.counters if isinstance(adapter, Counts) else None
     tags = TagStore(engine.layout) if check_tags else None

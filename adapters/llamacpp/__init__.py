@@ -53,6 +53,8 @@ class LlamaCpp:
         "group": "5.3",
     }
 
+    isolation_keys = ("lora",)  # no salt: tenants share slots and RAM entries (RULES 2, 10)
+
     def engine(self, options: BaseOptions) -> Engine:
         from .engine import LlamaCppEngine
 

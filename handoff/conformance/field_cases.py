@@ -15,12 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from handoff.adapter import Cites, Counts, load
+from handoff.adapter import Counts, load
 from handoff.errors import BadInput, Unsupported
+from handoff.experiment import label_of
 from handoff.explain.chain import story
 from handoff.explain.prompts import Prompt, compare
 from handoff.index.spans import VIRTUAL
-from handoff.ledger.attribution import Accountant, Label
+from handoff.ledger.attribution import Accountant
 from handoff.ledger.entries import Entry
 from handoff.lines import read_objects
 from handoff.runner import run
@@ -281,16 +282,7 @@ def play(case: FieldCase) -> Played:
         raise Unsupported(f"{adapter.title} reads no recorded configurations")
     options = recordings.options(case.config)
     engine = adapter.engine(options)
-    label = Label(
-        adapter.name,
-        adapter.name,
-        adapter.title,
-        adapter.upstream,
-        adapter.evidence,
-        case.label,
-        adapter.describe(options),
-        rules=adapter.rules if isinstance(adapter, Cites) else {},
-    )
+    label = label_of(adapter, options, run=adapter.name, scenario=case.label)
     counters = adapter.counters if isinstance(adapter, Counts) else None
     accountant = Accountant(engine.layout, label, counters=counters)
     watch = _Watch()

@@ -8,7 +8,7 @@ run (one adapter with one set of options over one scenario).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,12 @@ from handoff.types import (
     StepResult,
 )
 
+from .accounts import Account, Admission, overhead
 from .answers import answers
 from .classes import Shared, classify, lanes, outside
 from .costs import Costs
 from .entries import Entry
-from .seen import Live, Seen, isolation
+from .seen import ISOLATING, Live, Seen, isolation
 
 __all__ = ["Accountant", "Counters", "Label"]
 
@@ -48,7 +49,8 @@ class Label:
     """What all entries of one row of a run have in common; fields as in ``Entry``.
 
     ``rules`` cites the rule book's section for losses that the ledger finds itself (reason ->
-    section): what never was findable, or no longer is.
+    section): what never was findable, or no longer is. ``isolation_keys`` are the keys of a request
+    that keep cached text apart in this framework.
     """
 
     run: str
@@ -60,37 +62,7 @@ class Label:
     describe: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     rules: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Admission:
-    """One Handoff and what its rows did; FLOPs and bytes of prompt positions."""
-
-    handoff: Handoff
-    shared: Shared
-    live: Live
-    queue_s: float
-    computed: int = 0
-    recomputed: int = 0
-    overhead: int = 0
-    flops: int = 0
-    read: int = 0
-    written: int = 0
-    tainted: int = 0
-    ttft_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Account:
-    """One request (or branch of one) over all its admissions."""
-
-    request: Request | None
-    submitted: float
-    admissions: list[_Admission] = field(default_factory=list)
-    frontier: int = 0  # positions below it were granted or computed once
-    outputs: int = 0
-    refused: str | None = None
-    aborted: bool = False
+    isolation_keys: Sequence[str] = ISOLATING
 
 
 class Accountant:
@@ -120,8 +92,8 @@ class Accountant:
         self._running: dict[int, Live] = {}
         self._known: dict[int, Live] = {}  # closed ones too: events and late rows may name them
         self._opened: dict[int, Shared] = {}
-        self._accounts: dict[str, _Account] = {}
-        self._current: dict[int, _Admission] = {}
+        self._accounts: dict[str, Account] = {}
+        self._current: dict[int, Admission] = {}
         self._flying: deque[Step] = deque()
         self._now = 0.0
         self._longest_chunk = 1
@@ -133,7 +105,7 @@ class Accountant:
     def submit(self, request: Request, now: float = 0.0) -> None:
         """A request was handed to the engine at ``now`` seconds."""
         self._now = max(self._now, now)
-        self._accounts[request.id] = _Account(request, self._now)
+        self._accounts[request.id] = Account(request, self._now)
 
     def refused(self, request: Request, why: str) -> None:
         """A request will never be served."""
@@ -197,12 +169,12 @@ class Accountant:
 
     # -- inside a Step ------------------------------------------------------------------------
 
-    def _account(self, name: str) -> _Account:
+    def _account(self, name: str) -> Account:
         """The account of a request; a branch ``id#...`` of it gets one of its own."""
         if name not in self._accounts:
             parent = self._accounts.get(name.partition("#")[0])
             request = parent.request if parent else None
-            self._accounts[name] = _Account(request, parent.submitted if parent else self._now)
+            self._accounts[name] = Account(request, parent.submitted if parent else self._now)
         return self._accounts[name]
 
     def _event(self, event: Event) -> None:
@@ -223,7 +195,8 @@ class Accountant:
     def _operation(self, op: Op, named: int | None) -> None:
         if type(op) is Open:
             request = self._account(op.request).request
-            live = Live(op.request, op.tokens.slice(0, len(op.tokens)), isolation(request, op.lora))
+            key = isolation(request, op.lora, self._label.isolation_keys)
+            live = Live(op.request, op.tokens.slice(0, len(op.tokens)), key)
             self._opened[op.seq] = self._seen.shared(live.text, live.key, self._running.values())
             self._running[op.seq] = self._known[op.seq] = live
         elif type(op) is Close:
@@ -258,7 +231,7 @@ class Accountant:
         account = self._account(handoff.request)
         live = self._running[handoff.seq]
         waited = self._now - account.submitted
-        admission = _Admission(handoff, self._opened.pop(handoff.seq), live, waited)
+        admission = Admission(handoff, self._opened.pop(handoff.seq), live, waited)
         account.admissions.append(admission)
         account.frontier = max(account.frontier, handoff.start)
         self._current[handoff.seq] = admission
@@ -284,7 +257,7 @@ class Accountant:
         self._cost(admission, row.start, border, row, heads=border == handoff.known_tokens)
         self._cost(first, border, min(stop, prompt), row, heads=stop >= prompt)
 
-    def _cost(self, admission: _Admission, start: int, stop: int, row: Row, *, heads: bool) -> None:
+    def _cost(self, admission: Admission, start: int, stop: int, row: Row, *, heads: bool) -> None:
         """What positions ``[start, stop)`` of a row cost; with the last one's logits if wanted."""
         assert self._costs is not None
         if start >= stop:
@@ -308,11 +281,11 @@ class Accountant:
             self._seen.add(live)
         admission = self._current.get(row.seq)
         if admission is not None:
-            admission.overhead += _overhead(row, found, admission.handoff.known_tokens)
+            admission.overhead += overhead(row, found, admission.handoff.known_tokens)
 
     # -- entries ------------------------------------------------------------------------------
 
-    def _entry(self, name: str, account: _Account, admission: _Admission) -> Entry:
+    def _entry(self, name: str, account: Account, admission: Admission) -> Entry:
         handoff = admission.handoff
         length = handoff.prompt_tokens
         runs = classify(handoff, admission.shared, length, inserts=self._seen.inserts)
@@ -363,7 +336,7 @@ class Accountant:
             status="aborted" if dropped else "done",
         )
 
-    def _refusal(self, name: str, account: _Account) -> Entry:
+    def _refusal(self, name: str, account: Account) -> Entry:
         tokens = len(account.request.prompt) if account.request else 0
         return Entry(
             **self._common(name, account),
@@ -379,7 +352,7 @@ class Accountant:
             status=f"refused: {account.refused}",
         )
 
-    def _common(self, name: str, account: _Account) -> dict[str, Any]:
+    def _common(self, name: str, account: Account) -> dict[str, Any]:
         label = self._label
         return {
             "run": label.run,
@@ -393,12 +366,3 @@ class Accountant:
             "request": name,
             "arrival_s": account.submitted,
         }
-
-
-def _overhead(row: Row, found: RowResult, known: int) -> int:
-    """Positions of a row that belong to no content: rejected drafts, padding, an extra step."""
-    if row.emits == 0:
-        return 0
-    if not found.tokens:
-        return max(0, row.stop - max(row.start, known))
-    return max(0, row.drafts - (len(found.tokens) - 1))

@@ -7,7 +7,7 @@ are still generating enter the trees lazily: only when a new prompt runs into th
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 
 from handoff.index.history import History
 from handoff.index.spans import Seq
@@ -17,16 +17,31 @@ from .classes import Shared
 
 __all__ = ["ISOLATING", "Live", "Seen", "isolation"]
 
-ISOLATING = ("cache_salt", "extra_key", "lora", "lora_id")
-"""Request options under upstream's names that keep tenants or adapters apart."""
+ISOLATING = ("salt", "lora")
+"""The keys of a request that may keep tenants or adapters apart."""
+
+_OPTIONS = {"salt": ("cache_salt", "extra_key"), "lora": ("lora", "lora_id")}
+"""Request options under upstream's names that say the same."""
 
 
-def isolation(request: Request | None, lora: str | None) -> Hashable:
-    """The isolation key of a request; images need none, their content ids differ already."""
+def isolation(
+    request: Request | None, lora: str | None, keys: Sequence[str] = ISOLATING
+) -> Hashable:
+    """What a request says for those ``keys`` of ``ISOLATING`` that its framework looks at.
+
+    ``lora`` stands in where the request is not known. Images need no key, their content ids differ.
+    """
+    given = {"salt": None, "lora": lora}
     if request is None:
-        return (None, lora)
-    options = [(name, repr(request.options[name])) for name in ISOLATING if name in request.options]
-    return (request.salt, request.lora, *options)
+        return tuple(given[key] for key in keys)
+    given = {"salt": request.salt, "lora": request.lora}
+    options = [
+        (name, repr(request.options[name]))
+        for key in keys
+        for name in _OPTIONS[key]
+        if name in request.options
+    ]
+    return (*(given[key] for key in keys), *options)
 
 
 class Live:

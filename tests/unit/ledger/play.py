@@ -40,8 +40,9 @@ class Play:
         layout: Layout = LAYOUT,
         costs: Costs | None = None,
         tainted: Tainted | None = None,
+        label: Label = LABEL,
     ) -> None:
-        self.books = Accountant(layout, LABEL, costs, tainted=tainted)
+        self.books = Accountant(layout, label, costs, tainted=tainted)
         self.number = 0
         self.seqs = 0
         self.ops: list[Op] = []

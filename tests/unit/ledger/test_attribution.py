@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from handoff.index.spans import VIRTUAL, Seq
 from handoff.ledger.costs import Costs
+from handoff.ledger.seen import isolation
 from handoff.model.presets import preset
 from handoff.types import Request, Row
 
-from .play import LAYOUT, Play, kinds, lost
+from .play import LABEL, LAYOUT, Play, kinds, lost
 
 A = 100  # a stream of ids 100, 101, ...
 
@@ -100,6 +105,37 @@ def test_another_tenant_keeps_whole_blocks_and_the_rest_is_alignment() -> None:
         ("alignment", 96, 100),
         ("fresh", 100, 110),
     ]
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        (("salt", "lora"), {"isolation": 64}),
+        (("lora",), {"evicted": 64}),
+        (("salt",), {"isolation": 64}),
+    ],
+)
+def test_a_key_that_the_framework_ignores_isolates_nothing(
+    keys: tuple[str, ...], wanted: dict[str, int]
+) -> None:
+    play = Play(label=replace(LABEL, isolation_keys=keys))
+    play.submit("a", ids(64), salt="A")
+    play.admit("a", ids(64))
+    play.done(s0=(7,))
+    play.insert(0, 64)
+    play.submit("b", ids(64), salt="B")
+    play.admit("b", ids(64))
+    play.done(s1=(7,))
+    assert play.entries()[1].lost == wanted
+
+
+def test_request_options_isolate_like_the_key_they_stand_for() -> None:
+    one = Request("a", ids(1), 1, options={"extra_key": "A", "lora_id": 3, "id_slot": 1})
+    other = Request("b", ids(1), 1, options={"extra_key": "B", "lora_id": 3})
+    assert isolation(one, None) != isolation(other, None)
+    assert isolation(one, None, ("lora",)) == isolation(other, None, ("lora",))
+    assert isolation(one, None, ("lora",)) != isolation(None, None, ("lora",))
+    assert isolation(None, "A") != isolation(None, None)
 
 
 def test_the_last_output_has_no_kv_and_the_others_have() -> None:
