@@ -53,7 +53,7 @@ def deductions(
         drafting = names[measure.leading] if len(names) > 1 else None
         steps = [
             (capped, "last_token", "5", None),
-            (aligned, "alignment", "2", None),
+            (aligned, "alignment", "5", None),
             (dropped, "draft", "9", drafting),
             (local, "group", "5", names[limiting]),
             (hit.tokens, "group", "11", _replaying(sizes)),

@@ -34,6 +34,10 @@ from .states import state_uses
 __all__ = ["VllmEngine"]
 
 
+_LEFT_OUT_OPTIONS = frozenset({"structured_outputs", "pooling_params", "resumable"})
+"""Request options of kinds that are left out: grammar masks, pooling models, streaming sessions."""
+
+
 class VllmEngine:
     """One vLLM engine core: submit, step, complete (v1/engine/core.py)."""
 
@@ -58,7 +62,12 @@ class VllmEngine:
     # -- requests ---------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float) -> None:
-        """Queue a request; ``Refused`` if it is longer than the model or can never fit the pool."""
+        """Queue a request; ``Refused`` if it is longer than the model or can never fit the pool.
+
+        ``Unsupported`` for a kind of request that is left out.
+        """
+        for option in _LEFT_OUT_OPTIONS & request.options.keys():
+            raise Unsupported(f"{request.id}: {option} is not modelled")
         length = len(request.prompt)
         limit = self.options.max_model_len
         if length == 0:
@@ -137,14 +146,11 @@ class VllmEngine:
     def _emit(self, batch: Batch) -> Step:
         number = self._num_steps
         self._num_steps += 1
-        handoffs = tuple(self._answer(row) for row in batch.rows if row.hit is not None)
+        handoffs = tuple(answer(self.cache, row) for row in batch.rows if row.hit is not None)
         rows = tuple(self._row(row) for row in batch.rows)
         ops, events = self.out.take()
         self._in_flight.append((number, batch.rows))
         return Step(number, number, self._completed, ops, rows, handoffs, events)
-
-    def _answer(self, row: Scheduled) -> Handoff:
-        return answer(self.cache, row)
 
     def _row(self, row: Scheduled) -> Row:
         state = row.state
@@ -193,7 +199,7 @@ class VllmEngine:
         number, rows = self._in_flight.popleft()
         assert result.number == number, f"result of Step {result.number}, expected {number}"
         self._completed = number
-        for row, answered in zip(rows, result.rows):
+        for row, answered in zip(rows, result.rows, strict=True):
             self._process(row, answered)
         if self.scheduler.connector:
             for transfer in result.arrived:

@@ -11,7 +11,7 @@ import pytest
 from handoff.adapter import ORDER, load, make_options
 
 ADAPTERS = Path(__file__).parents[2] / "adapters"
-DESCRIBED = ("sglang", "llamacpp", "tensorrt_llm")
+DESCRIBED = ("vllm", "sglang", "llamacpp", "tensorrt_llm")
 PADDING = 256  # llama.cpp rounds its context up to so many cells
 
 

@@ -64,6 +64,12 @@ def test_what_upstream_refuses_or_is_left_out_does_not_start(
         Play(**config)
 
 
+@pytest.mark.parametrize("option", ["structured_outputs", "pooling_params", "resumable"])
+def test_requests_of_a_kind_that_is_left_out_are_unsupported(option: str) -> None:
+    with pytest.raises(Unsupported, match=f"{option} is not modelled"):
+        Play().submit([1, 2, 3], options={option: {}})
+
+
 def test_mamba_modes_other_than_align_are_left_out_with_caching_on() -> None:
     adapter = load("vllm")
     values = {"groups": [MAMBA64], "mamba_cache_mode": "all"}
