@@ -27,6 +27,7 @@ class Executor(InOrder):
     * ``last_plan``: the arrays it ran on; ``hidden``: the last stage's rows ``[rows, hidden]``.
 
     With ``poison`` (truth mode) a fresh bind fills NaN. ``watch`` is called after every Step.
+    ``exact`` is ``kernels.attend``'s; the linear maps are rounded by batch all the same.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Executor(InOrder):
         device: torch.device | str = "cpu",
         *,
         poison: bool = False,
+        exact: bool = False,
         watch: Callable[[Step], None] | None = None,
     ) -> None:
         super().__init__()
@@ -45,7 +47,7 @@ class Executor(InOrder):
         self.layout = layout
         self.spec = spec or reference_spec(layout)
         self.tables = Tables(layout)
-        self.model = Transformer(self.spec, seed, dtype, device)
+        self.model = Transformer(self.spec, seed, dtype, device, exact=exact)
         self.pages = KVPages(layout, self.spec, dtype, device, poison=poison)
         self.build: Callable[[list[Settled], Layout, ModelSpec], ForwardPlan] = build
         self.number = -1

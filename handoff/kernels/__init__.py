@@ -46,14 +46,24 @@ def _path(tensor: torch.Tensor) -> ModuleType:
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segments: Segments, scale: float
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    segments: Segments,
+    scale: float,
+    *,
+    exact: bool = False,
 ) -> torch.Tensor:
     """Causal attention of every row over the keys it sees; extend and decode alike.
 
     Grouped queries: head h reads KV head ``h * kv_heads // heads``. Scores are multiplied by
     ``scale``. A row that sees nothing gives 0; content outside of what is seen is never used.
+
+    With ``exact`` a row's bits depend on its query and keys alone, however its prompt was cut into
+    prefix and extend and whatever else is in the batch: the torch path computes each row by
+    itself, the Triton path uses one tile and splits of fixed absolute bounds. It is slower.
     """
-    out: torch.Tensor = _path(q).attend(q, k, v, segments, scale)
+    out: torch.Tensor = _path(q).attend(q, k, v, segments, scale, exact=exact)
     return out
 
 

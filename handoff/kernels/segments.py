@@ -50,6 +50,19 @@ class Segments:
         edge = self.visible if self.window is None else self.first - self.window + 1
         return np.maximum(np.maximum(edge, self.visible), 0)
 
+    def apart(self) -> Segments:
+        """The same rows, each a segment of its own."""
+        of = np.repeat(np.arange(len(self)), self.counts)
+        rows = np.arange(len(of))
+        return Segments(
+            q_start=np.arange(len(of) + 1),
+            first=self.first[of] + rows - self.q_start[of],
+            origin=self.origin[of],
+            visible=self.visible[of],
+            table=self.table[of],
+            window=self.window,
+        )
+
     @property
     def pairs(self) -> int:
         """Visible (query, key) pairs: the number that attention FLOPs count."""

@@ -77,14 +77,17 @@ def plan(
     exact: bool,
     tile: Tile | None = None,
 ) -> Plan:
-    """Tiles, splits and device arrays of a batch; made once and kept with the segments."""
+    """Tiles, splits and device arrays of a batch; made once and kept with the segments.
+
+    With ``exact`` the tile depends on the heads alone and splits on absolute positions alone.
+    """
     key = f"triton/{group}/{head_dim}/{kv_heads}/{like.dtype}/{like.device}/{exact}/{tile}"
     found = segments.cache.get(key)
     if isinstance(found, Plan):
         return found
     counts = segments.counts
     if tile is None:
-        rows = int(counts.max()) * group if len(counts) else 1
+        rows = group if exact or not len(counts) else int(counts.max()) * group
         half = like.dtype.itemsize == 2
         tile = choose_tile(head_dim, rows, half=half, arch=_arch(like.device))
     while tile.rows < group:
@@ -131,11 +134,7 @@ def attend(
     exact: bool = False,
     tile: Tile | None = None,
 ) -> torch.Tensor:
-    """See ``handoff.kernels.attend``.
-
-    For checks: ``exact`` puts splits on a fixed grid, so that cutting a prompt changes no bit (a
-    run splits as the batch fills the device); ``tile`` overrides the table.
-    """
+    """See ``handoff.kernels.attend``; for checks ``tile`` overrides the table."""
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[2]
     group = heads // kv_heads
@@ -199,10 +198,10 @@ def _addresses(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return values.to(tensors[0].device)
 
 
-def _alike(*lists: Sequence[torch.Tensor]) -> list[list[int]]:
+def _alike(tensors: Sequence[torch.Tensor]) -> list[list[int]]:
     """Indices of tensors that one launch can serve: same width and type."""
     found: dict[tuple[int, torch.dtype], list[int]] = {}
-    for index, each in enumerate(lists[0]):
+    for index, each in enumerate(tensors):
         found.setdefault((_width(each), each.dtype), []).append(index)
     return list(found.values())
 

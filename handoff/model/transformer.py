@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from handoff import kernels
 from handoff.engine.plan import ForwardPlan, KVPlan, StagePlan
+from handoff.kernels import Segments
 from handoff.store.pages import KVPages
 
 from .rope import frequencies, rotate
@@ -29,7 +30,7 @@ def feed_forward(x: torch.Tensor, weights: LayerWeights, eps: float) -> torch.Te
 
 
 class Transformer:
-    """Runs plans on pages; holds weights and nothing that changes."""
+    """Runs plans on pages; holds weights and nothing that changes. ``exact``: see ``attend``."""
 
     def __init__(
         self,
@@ -37,8 +38,11 @@ class Transformer:
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        *,
+        exact: bool = False,
     ) -> None:
         self.spec = spec
+        self.exact = exact
         self.weights = Weights(spec, seed, dtype, device)
         self.freqs = frequencies(spec.head_dim, spec.rope_theta, device)
         self.scale = spec.head_dim**-0.5
@@ -119,17 +123,20 @@ class Transformer:
             pages.store(at, k, v, plan.slots)
         keys, values = pages.of(at)
         if plan.paged is None:
-            out = kernels.attend(q, keys, values, plan.segments, self.scale)
-            return out.flatten(1)
-        out = torch.empty_like(q)
+            return self._mix(q, keys, values, plan.segments)
+        out = torch.empty_like(q.flatten(1))
         paged = torch.from_numpy(plan.paged).to(q.device)
-        out[paged] = kernels.attend(q[paged], keys, values, plan.segments, self.scale)
+        out[paged] = self._mix(q[paged], keys, values, plan.segments)
         source = at if layer.reads is None else layer.reads
         for each in plan.staged:
-            k, v = joined[source, each.row]
-            part = q[each.begin : each.end]
-            out[each.begin : each.end] = kernels.attend(part, k, v, each.segments, self.scale)
-        return out.flatten(1)
+            mine = slice(each.begin, each.end)
+            out[mine] = self._mix(q[mine], *joined[source, each.row], each.segments)
+        return out
+
+    def _mix(
+        self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, segments: Segments
+    ) -> torch.Tensor:
+        return kernels.attend(q, keys, values, segments, self.scale, exact=self.exact).flatten(1)
 
     @staticmethod
     def _join(

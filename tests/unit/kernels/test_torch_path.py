@@ -40,8 +40,9 @@ def test_attend(
         shuffled=shuffled,
     )  # fmt: skip
     expected = oracle.attend(case.q, case.k, case.v, case.segments, case.scale)
-    found = kernels.attend(*case.tensors(), case.segments, case.scale)
-    np.testing.assert_allclose(found.numpy(), expected, atol=4e-6)
+    for exact in (False, True):
+        found = kernels.attend(*case.tensors(), case.segments, case.scale, exact=exact)
+        np.testing.assert_allclose(found.numpy(), expected, atol=4e-6)
 
 
 def test_attend_from_an_origin_and_rows_that_see_nothing() -> None:
@@ -62,18 +63,36 @@ def test_attend_from_an_origin_and_rows_that_see_nothing() -> None:
     assert not out[:2].any() and out[2].all()
 
 
-def test_rows_do_not_depend_on_how_the_prompt_was_cut() -> None:
-    """Equal bit by bit in blocks of rows; a single row takes another path in torch."""
-    whole = batch([(0, 40)])
+@given(
+    length=st.integers(2, 90),
+    cut=st.integers(1, 89),
+    heads=st.sampled_from([(1, 1), (4, 2), (8, 1)]),
+    window=st.none() | st.integers(1, 30),
+    visible=st.integers(0, 40),
+    beside=st.integers(1, 9),
+)
+@settings(max_examples=60)
+def test_exact_rows_do_not_depend_on_how_the_prompt_was_cut(
+    length: int, cut: int, heads: tuple[int, int], window: int | None, visible: int, beside: int
+) -> None:
+    """Bit by bit with ``exact``, in another batch and in other blocks; else to a rounding error."""
+    cut = min(cut, length - 1)
+    more = {"heads": heads[0], "kv_heads": heads[1], "window": window, "visible": visible}
+    whole = batch([(0, length)], **more)  # type: ignore[arg-type]
     q, k, v = whole.tensors()
-    full = kernels.attend(q, k, v, whole.segments, whole.scale)
-    for cut in (1, 7, 16, 33):
-        segments = Segments(
-            np.array([0, 40 - cut]), np.array([cut]), np.array([0]), np.array([0]),
-            whole.segments.table,
-        )  # fmt: skip
-        part = kernels.attend(q[cut:], k, v, segments, whole.scale)
-        torch.testing.assert_close(part, full[cut:], rtol=0, atol=1e-6)
+    shifted = torch.cat((torch.full_like(k[:1], torch.nan), k)), torch.cat((v[:1], v))
+    beside = min(beside, length)
+    part = Segments(
+        np.array([0, length - cut, length - cut + beside]), np.array([cut, 0]), np.zeros(2, int),
+        np.array([visible, 0]), np.repeat(whole.segments.table + 1, 2, 0), window,
+    )  # fmt: skip
+    rows = torch.cat((q[cut:], q[:beside]))
+    for exact in (True, False):
+        full = kernels.attend(q, k, v, whole.segments, whole.scale, exact=exact)
+        cold = kernels.attend(rows, *shifted, part, whole.scale, exact=exact)[: length - cut]
+        if exact:
+            assert torch.equal(cold, full[cut:])
+        torch.testing.assert_close(cold, full[cut:], rtol=0, atol=2e-6)
 
 
 def test_pairs_are_the_visible_ones() -> None:
