@@ -15,7 +15,7 @@ from zlib import crc32
 
 from .adapter import Engine
 from .errors import HandoffError, Refused, Unsupported
-from .index.spans import LATE, VIRTUAL, Seq
+from .index.spans import LATE, VIRTUAL, Seq, common
 from .types import Load, Open, Request, Row, RowResult, Step, StepResult
 from .types.ops import Copy
 from .workload.arrivals import Arrival
@@ -82,8 +82,27 @@ class Environment:
         for op in step.ops:
             if type(op) is Open:
                 self._of_seq[op.seq] = op.request
+                self._take_back(op)
             elif isinstance(op, (Copy, Load)) and op.transfer is not None:
                 self.transfers.append(op.transfer)
+
+    def _take_back(self, op: Open) -> None:
+        """A resumed request generates again what its planner dropped.
+
+        A preempted request may have a Step in flight whose output is not kept (SGLang's retraction
+        under overlap). A text that is no prefix of prompt and outputs (context shift) says nothing.
+        """
+        request, emitted = self._requests.get(op.request), self.emitted.get(op.request)
+        if request is None or not emitted:
+            return
+        length = len(request.prompt)
+        kept = len(op.tokens) - length
+        if (
+            0 <= kept < len(emitted)
+            and common(op.tokens, 0, request.prompt, 0, length) == length
+            and common(op.tokens, length, emitted, 0, kept) == kept
+        ):
+            self.emitted[op.request] = emitted.slice(0, kept)
 
     def request_of(self, seq: int) -> str:
         """The request (or branch) that a sequence generates for."""

@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handoff.adapter import load
+from handoff.conformance.contract import check_adapter
 from handoff.errors import Refused
 from handoff.index.spans import Seq
 from handoff.types import Request
@@ -154,6 +156,12 @@ def test_equal_calls_give_equal_steps(name: str, actions: list[Any]) -> None:
     first = play_actions(CONFIGS[name], actions, checked=False)
     second = play_actions(CONFIGS[name], actions, checked=False)
     assert [repr(step) for step in first.steps] == [repr(step) for step in second.steps]
+
+
+def test_a_retraction_under_overlap_costs_no_output() -> None:
+    """The output that is in flight when a request goes back is dropped and generated again."""
+    values = {"attention": "swa", "sliding_window_size": 32, "disable_radix_cache": True}
+    check_adapter(load("sglang"), values=values, seeds=[5], pool_tokens=300)
 
 
 @pytest.mark.parametrize("name", ["page1", "page4", "eagle", "swa4", "mamba", "through"])

@@ -82,6 +82,25 @@ def test_acceptance_is_the_longest_right_prefix() -> None:
     assert padded.tokens[0] == 16
 
 
+def test_a_resumed_request_generates_again_what_its_planner_dropped() -> None:
+    env = Environment(seed=0, num_drafts=0, acceptance=0.0)
+    prompt, outputs = Seq.of([1, 2, 3]), Seq.of([7, 8, 9])
+    env.add(Request("a", prompt, 3, outputs))
+
+    def opened(seq: int, ids: list[int]) -> None:
+        env.see(Step(0, 0, -1, ops=(Open(seq, "a", Seq.of(ids)),)))
+
+    def answered(seq: int, start: int) -> tuple[int, ...]:
+        return env.answer(Row(seq, start, Seq.of([0]))).tokens
+
+    opened(1, [1, 2, 3])
+    assert answered(1, 2) == (7,) and answered(1, 3) == (8,)
+    opened(2, [1, 2, 3, 7])  # the 8 came too late and was dropped
+    assert answered(2, 3) == (8,) and env.wanted("a") == 1
+    opened(3, [1, 3, 7, 8])  # a context shift: everything is kept
+    assert answered(3, 4) == (9,) and env.emitted["a"] == outputs
+
+
 def test_sampled_outputs_depend_on_seed_request_and_index_only() -> None:
     def sampled(seed: int) -> list[int]:
         env = Environment(seed, 0, 0.0)
