@@ -26,13 +26,13 @@ from handoff.report.tables import render_run
 HERE = Path(__file__).parent
 
 
-def page(name: str, title: str, today: str, parts: Sequence[str]) -> None:
-    """Write ``NAME.md``: title, date, versions, then ``parts``."""
+def page(name: str, again: str, title: str, today: str, parts: Sequence[str]) -> None:
+    """Write ``NAME.md``: title, date, versions, the make target, then ``parts``."""
     pinned = ", ".join(f"{load(each).title} {load(each).upstream}" for each in ORDER)
     head = (
         f"# {title}\n\n<!-- Written by reports/make.py; do not edit. -->\n\n"
         f"{today}, handoff {version('handoff')}. Pinned: {pinned}.\n\n"
-        f"Again: `make report-{name}`.\n"
+        f"Again: `make report-{again}`.\n"
     )
     (HERE / f"{name}.md").write_text("\n".join([head, *parts]).rstrip() + "\n", "utf-8")
 
@@ -75,7 +75,9 @@ def workloads(today: str, traces: Sequence[str]) -> None:
         picture("workloads", "hit_vs_saved", run.plot.hit_vs_saved()),
         tables(run, strips=True),
     ]
-    page("workloads", "The built-in workloads, five frameworks, executed", today, parts)
+    page(
+        "workloads", "workloads", "The built-in workloads, five frameworks, executed", today, parts
+    )
 
 
 # -- traces --------------------------------------------------------------------------------------
@@ -94,31 +96,35 @@ DEVICE_ONLY = {"tensorrt_llm": WHOLE["tensorrt_llm"], "llamacpp": {"cache_ram": 
 
 
 def traces(today: str, paths: Sequence[str]) -> None:
-    """The first 300 and 3,000 requests of each trace, and the pool curve of the first 300."""
-    parts = [
-        "Planning only; every request is served by every row. Options that differ from upstream's"
-        " defaults because the prompts are longer than its limits stand below each table.\n"
-    ]
+    """One page a trace: its first 300 and 3,000 requests, and the pool curve of the first 300."""
     for path in paths:
-        name = Path(path).name.split(".")[0]
+        name = f"trace-{Path(path).name.split('.')[0].replace('_', '-')}"
+        parts = [
+            "Planning only; every request is served by every row. Options that are not upstream's"
+            " defaults, because the prompts are longer than its limits, stand below each table.\n"
+        ]
         for limit, pool in LENGTHS.items():
             run = handoff.run(path, limit=limit, pool_tokens=pool, options=WHOLE, date=today)
-            parts.append(f"## {name}, first {limit:,} requests, pool {pool:,} tokens\n")
+            parts.append(f"## The first {limit:,} requests, pool {pool:,} tokens\n")
             parts.append(tables(run, strips=False))
             for figure in ("waterfall", "hit_vs_saved"):
-                drawn = getattr(run.plot, figure)()
-                parts.append(picture("traces", f"{name}-{limit}-{figure}", drawn))
-        names = ["vllm", "sglang", "llamacpp", "tensorrt_llm"]
-        curve = handoff.sweep(path, POOLS, limit=300, adapters=names, options=DEVICE_ONLY)
-        best = "; ".join(f"{size:,}: {each.hit_ratio:.2%}" for size, each in curve.best.items())
-        parts.append(f"## {name}, first 300 requests, by pool\n")
-        parts.append(picture("traces", f"{name}-pool", curve.plot.pool_curve()))
-        parts.append(
-            "llama.cpp without its RAM cache. Ceiling (unlimited pool)"
-            f" {curve.ceiling.hit_ratio:.2%} of {curve.ceiling.prompt_tokens:,} prompt tokens. Best possible eviction, by pool in"
-            f" tokens: {best}.\n"
-        )
-    page("traces", "Public traces", today, parts)
+                parts.append(picture(name, f"{figure}-{limit}", getattr(run.plot, figure)()))
+        parts += _by_pool(path, name)
+        page(name, "traces TRACE=path", f"Public trace: {Path(path).name}", today, parts)
+
+
+def _by_pool(path: str, name: str) -> list[str]:
+    adapters = ["vllm", "sglang", "llamacpp", "tensorrt_llm"]
+    curve = handoff.sweep(path, POOLS, limit=300, adapters=adapters, options=DEVICE_ONLY)
+    ceiling = curve.ceiling
+    best = "; ".join(f"{size:,}: {each.hit_ratio:.2%}" for size, each in curve.best.items())
+    return [
+        "## The first 300 requests, by pool\n",
+        picture(name, "pools", curve.plot.pool_curve()),
+        f"llama.cpp without its RAM cache. Ceiling (unlimited pool) {ceiling.hit_ratio:.2%} of"
+        f" {ceiling.prompt_tokens:,} prompt tokens. Best possible eviction, by pool in tokens:"
+        f" {best}.\n",
+    ]
 
 
 # -- models --------------------------------------------------------------------------------------
@@ -207,14 +213,15 @@ def models(today: str, paths: Sequence[str]) -> None:
     for title, (question, longest, rows) in STUDIES.items():
         name = title.lower().replace(" ", "-")
         why = handoff.explain(shared=6_000, tail=500, adapters=[], rows=rows)
+        formulas = {a.entry.run: a.formula.general for a in why.answers if a.formula}
         steps = handoff.stairs(longest, adapters=[], rows=rows)
         parts += [
             f"## {title}\n\n{question}\n",
             block(repr(why).split("\nNext: ")[0]),
             picture("models", f"{name}-strip", why.plot.strip(why.comparison.name)),
-            picture("models", f"{name}-stairs", steps.plot.staircase()),
+            picture("models", f"{name}-stairs", steps.plot.staircase(formulas=formulas)),
         ]
-    page("models", "Speculation, windows and states", today, parts)
+    page("models", "models", "Speculation, windows and states", today, parts)
 
 
 # -- speed -----------------------------------------------------------------------------------------
@@ -268,7 +275,7 @@ def speed(today: str, paths: Sequence[str]) -> None:
         " --hits --tables --finish` with the packaged replays; see"
         " [planning-vllm.md](planning-vllm.md).\n",
     ]
-    page("speed", "Planning speed", today, parts)
+    page("speed", "speed TRACE=path", "Planning speed", today, parts)
 
 
 REPORTS: dict[str, tuple[Callable[[str, Sequence[str]], None], bool]] = {
