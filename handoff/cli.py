@@ -76,6 +76,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(0)
+    except OSError as error:  # a path that cannot be used and that nobody named before
+        _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
     except Exception as error:  # usage errors: their class moved between versions of typer
         message = getattr(error, "format_message", None)
         if message is None:
@@ -496,9 +498,8 @@ def _names(given: list[str]) -> list[str]:
 
 def _sets(given: list[str]) -> dict[str, dict[str, Any]]:
     """``--set`` values by adapter; values are read as YAML scalars, names are checked."""
-    import yaml
-
     from .adapter import load, make_options
+    from .workload.document import read_value
 
     found: dict[str, dict[str, Any]] = {}
     for text in given:
@@ -507,10 +508,7 @@ def _sets(given: list[str]) -> dict[str, dict[str, Any]]:
         if not (dot and equals and name and option):
             raise BadInput(f"--set {text}: give ADAPTER.OPTION=VALUE")
         load(name)
-        try:
-            found.setdefault(name, {})[option] = yaml.safe_load(value)
-        except yaml.YAMLError:
-            found.setdefault(name, {})[option] = value
+        found.setdefault(name, {})[option] = read_value(value)
     for name, values in found.items():
         make_options(load(name), values)
     return found

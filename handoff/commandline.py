@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, NamedTuple, get_args
 
-import yaml
 from pydantic.fields import FieldInfo
 
 from .adapter import known_options, load, make_options
 from .errors import BadInput, Unsupported
 from .experiment import RowSpec
+from .workload.document import read_value
 
 __all__ = ["Pasted", "parse_row", "parse_server"]
 
@@ -264,10 +264,7 @@ def _scalar(text: str) -> Any:
     """A value as YAML reads it (``off`` is false), with vLLM's ``32k`` and ``32K``, or the text."""
     if size := re.fullmatch(r"(\d+)([kKmM])", text):
         return int(size[1]) * SIZES[size[2]]
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
+    return read_value(text)
 
 
 def parse_row(text: str) -> RowSpec:

@@ -207,7 +207,7 @@ def run_row(
     adapter = load(spec.adapter)
     tokens = pool_tokens or stream.pool_tokens or POOL_TOKENS
     options, budget, changed = options_of(adapter, spec.values, tokens)
-    engine = _engine(adapter, options)
+    engine = adapter.engine(options)
     label = label_of(adapter, options, run=spec.label, scenario=stream.name, changed=changed)
     costs = Costs(load_model(model), engine.layout, find_device(device))
     counters = adapter.counters if isinstance(adapter, Counts) else None
@@ -263,16 +263,6 @@ def run_row(
         engine,
         log.to_pandas() if log is not None else None,
     )
-
-
-def _engine(adapter: Adapter, options: Options) -> Engine:
-    try:
-        return adapter.engine(options)
-    except (MemoryError, OverflowError):
-        raise BadInput(
-            f"{adapter.title} ({adapter.describe(options)}): this machine has no memory for a pool"
-            " of that size"
-        ) from None
 
 
 def _is_count(value: Any) -> bool:

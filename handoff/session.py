@@ -6,12 +6,15 @@ next one starts, so an interrupted run loses nothing and can be resumed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -129,8 +132,10 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
     began = time.perf_counter()
     stopped: KeyboardInterrupt | Exception | None = None
     try:
-        for spec, source in jobs:
-            finished.append((source, _serve(spec, source, plan, parts, say)))
+        with parts.alone():
+            for spec, source in jobs:
+                with _fitting(spec):
+                    finished.append((source, _serve(spec, source, plan, parts, say)))
     except (KeyboardInterrupt, Exception) as error:  # whatever it was, what is finished is kept
         if not finished:
             raise
@@ -155,13 +160,25 @@ def _smallest(specs: Sequence[RowSpec], say: Callable[[str], None]) -> dict[str,
     for spec in specs:
         if spec.label in found:
             continue
-        found[spec.label] = smallest_of(spec)
+        with _fitting(spec):
+            found[spec.label] = smallest_of(spec)
         if found[spec.label] is None:
             say(
                 f"warning {spec.label} can never hit here: no prompt that it accepts gets a hit"
                 f" when it is repeated. See: handoff explain --only {spec.adapter}"
             )
     return found
+
+
+@contextmanager
+def _fitting(spec: RowSpec) -> Iterator[None]:
+    """A pool that no memory can hold is a mistake in the row's options."""
+    try:
+        yield
+    except (MemoryError, OverflowError) as error:
+        raise BadInput(
+            f"row {spec.label}: this machine has no memory for what its options ask ({error})"
+        ) from None
 
 
 def forget_parts(plan: RunPlan) -> None:
@@ -325,8 +342,30 @@ class _Parts:
     def __init__(self, plan: RunPlan) -> None:
         self._folder = plan.out / ".parts" if plan.out is not None else None
         self._plan = plan
-        if not plan.resume:
-            self.clear()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """The folder can be written and no other run writes into it; ``BadInput`` otherwise."""
+        if self._folder is None:
+            yield
+            return
+        out = self._folder.parent
+        held = None
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            held = os.open(out, os.O_RDONLY)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not self._plan.resume:
+                self.clear()
+            self._folder.mkdir(exist_ok=True)
+        except BlockingIOError:
+            raise BadInput("another run is writing into this folder", file=out) from None
+        except OSError as error:
+            raise BadInput(f"cannot be written: {error.strerror}", file=out) from None
+        try:
+            yield
+        finally:
+            os.close(held)  # and with it the lock
 
     def _key(self, spec: RowSpec, source: _Source) -> Path | None:
         if self._folder is None:
@@ -380,9 +419,9 @@ class _Parts:
 
     def clear(self) -> None:
         """Forget all parts."""
-        if self._folder is not None and self._folder.exists():
+        if self._folder is not None and self._folder.is_dir():
             for path in self._folder.iterdir():
-                path.unlink()
+                path.unlink(missing_ok=True)
             self._folder.rmdir()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from handoff.errors import BadInput
 from handoff.experiment import RowSpec, rows_of
 from handoff.explain import explain, explain_request, read_prompt, shorthand, what_if
+from handoff.explain.prompts import told_apart
 from handoff.ledger.entries import read_ledger
 
 __all__ = ["explain_command"]
@@ -42,7 +43,7 @@ def explain_command(
         prompts = (
             shorthand(*pair)
             if pair is not None
-            else [read_prompt(path, tokenizer) for path in paths]
+            else told_apart([read_prompt(path, tokenizer) for path in paths], paths)
         )
         if not all(len(prompt.tokens) for prompt in prompts):
             raise BadInput("a prompt needs at least one token")

@@ -16,6 +16,7 @@ from handoff.ledger.roofline import device as find_device
 from handoff.model.presets import load_model
 from handoff.types import Request
 from handoff.workload.arrivals import Arrival, When
+from handoff.workload.document import read_value
 
 from .chain import chain, story
 from .formula import Formula, Twice, fit, smallest_prompt
@@ -186,8 +187,6 @@ def what_if(text: str, adapters: Sequence[str]) -> list[WhatIf]:
 
     Values are YAML scalars (``off`` is false). ``BadInput`` names what is unknown.
     """
-    import yaml
-
     values: dict[str, Any] = {}
     adapter, dot, rest = text.partition(".")
     if not dot or "=" in adapter:
@@ -196,10 +195,7 @@ def what_if(text: str, adapters: Sequence[str]) -> list[WhatIf]:
         option, equals, raw = part.partition("=")
         if not equals or not option:
             raise BadInput(f"--what-if {text}: give OPTION=VALUE or ADAPTER.OPTION=VALUE")
-        try:
-            values[option] = yaml.safe_load(raw)
-        except yaml.YAMLError:
-            values[option] = raw
+        values[option] = read_value(raw)
     words = rest.replace(",", ", ").replace("=", " ")
     if adapter:
         known_options(load(adapter), values)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from handoff.errors import BadInput
 from handoff.index.spans import VIRTUAL, Seq, common
+from handoff.lines import read_json, read_text
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Difference", "Prompt", "compare", "read_prompt", "shorthand"]
+__all__ = ["Difference", "Prompt", "compare", "read_prompt", "shorthand", "told_apart"]
 
 GRAIN = 4
 """Tokens that must be equal in a row to count as equal again; fewer are chance."""
+STREAM = 1 << 32
+"""Virtual numbers set apart for what is shared and for each tail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +72,14 @@ class Difference(NamedTuple):
 
 def read_prompt(path: Path, tokenizer: Path | None = None) -> Prompt:
     """A prompt from JSON token ids, or from text with a local ``tokenizer.json``."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot be read: {error}", file=path) from None
     if path.suffix == ".json":
-        try:
-            ids = json.loads(text)
-        except ValueError as error:
-            raise BadInput(f"is not JSON: {error}", file=path) from None
+        ids = read_json(path)
         if isinstance(ids, dict):
             ids = ids.get("token_ids", ids.get("input_ids"))
         if not isinstance(ids, list) or not ids or not all(_is_id(each) for each in ids):
             raise BadInput("is no list of token ids (integers from 0)", file=path)
         return Prompt(path.stem, Seq.of(ids))
+    text = read_text(path)
     if tokenizer is None:
         raise BadInput("is text: give --tokenizer tokenizer.json", file=path)
     from tokenizers import Tokenizer
@@ -98,16 +94,28 @@ def read_prompt(path: Path, tokenizer: Path | None = None) -> Prompt:
     return Prompt(path.stem, Seq.of(ids))
 
 
+def told_apart(prompts: Sequence[Prompt], paths: Sequence[Path]) -> list[Prompt]:
+    """The prompts under names that differ: file names, else paths, else paths with a number."""
+    for names in ([prompt.name for prompt in prompts], [str(path) for path in paths]):
+        if len(set(names)) == len(names):
+            break
+    else:
+        names = [f"{name} ({at})" for at, name in enumerate(names, 1)]
+    return [replace(prompt, name=name) for prompt, name in zip(prompts, names, strict=True)]
+
+
 def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < VIRTUAL
 
 
 def shorthand(shared: int, tail: int, count: int = 2) -> list[Prompt]:
     """``count`` prompts that share their first ``shared`` tokens; ``tail`` private ones each."""
+    if not (0 <= shared < STREAM and 0 <= tail < STREAM):
+        raise BadInput(f"prompts of {shared:,} + {tail:,} tokens: each part is below {STREAM:,}")
     prompts = []
     for number in range(count):
         tokens = Seq.virtual(VIRTUAL, shared)
-        tokens.add_run(VIRTUAL + (number + 1) * (1 << 32), tail)
+        tokens.add_run(VIRTUAL + (number + 1) * STREAM, tail)
         prompts.append(Prompt(f"prompt-{number + 1}", tokens))
     return prompts
 

@@ -8,7 +8,7 @@ import yaml
 
 from handoff.errors import BadInput
 
-__all__ = ["Document", "read_document"]
+__all__ = ["Document", "read_document", "read_value"]
 
 MOST = 1_000_000
 """Values that a file may hold once its aliases are written out; a bomb holds billions."""
@@ -64,6 +64,14 @@ def read_document(text: str, file: object) -> Document:
         if loader is not None:
             loader.dispose()
     return Document(value, root)
+
+
+def read_value(text: str) -> Any:
+    """A value from the command line: YAML where it is some, else the text itself."""
+    try:
+        return read_document(text, "").value
+    except BadInput:
+        return text
 
 
 def _check(root: yaml.Node, file: object) -> None:

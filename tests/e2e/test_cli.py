@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -98,7 +99,6 @@ BAD = [
     (["run", "mid-block", "--set", "vllm"], "ADAPTER.OPTION=VALUE"),
     (["run", "mid-block", "--set", "vllm.block_size=many"], "block_size"),
     (["run", "mid-block", "--set", "vllm.num_gpu_blocks=1000000000000"], "no memory"),
-    (["run", "mid-block", "--set", "vllm.block_size=1000000000000"], "no memory"),
     (["run", "mid-block", "--pool-tokens", "1000000000"], "268,435,456"),
     (["run", "mid-block", "mid-block"], "2 sources are named mid-block"),
     (["run", "missing.yaml"], "missing.yaml"),
@@ -220,6 +220,20 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
     assert "mid-block" in out and (tmp_path / "o" / "ledger.parquet").exists()
     done = handoff(*args[:2], *args[3:], "--resume", cwd=tmp_path)
     assert done.returncode == 0
+
+
+def test_one_run_a_folder_and_a_folder_that_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for out in ("file", "file/below", "/dev/null"):
+        done = handoff("run", "mid-block", "--adapters", "vllm", "--out", out, cwd=tmp_path)
+        assert done.returncode == 2 and done.stderr.startswith(f"error {out}: cannot be written")
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    args = ["run", "mid-block", "--plan-only", "--adapters", "vllm", "--out", "."]
+    done = handoff(*args, cwd=tmp_path)
+    os.close(held)
+    assert done.returncode == 2 and "another run is writing" in done.stderr
+    assert handoff(*args, cwd=tmp_path).returncode == 0 and not (tmp_path / ".parts").exists()
 
 
 def test_a_broken_invariant_is_one_line_and_keeps_what_is_finished(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handoff.errors import BadInput
-from handoff.explain.prompts import GRAIN, Prompt, compare, read_prompt, shorthand
+from handoff.explain.prompts import GRAIN, Prompt, compare, read_prompt, shorthand, told_apart
 from handoff.index.spans import Seq
 
 
@@ -94,3 +94,26 @@ def test_text_needs_a_tokenizer_file(tmp_path: Path) -> None:
         read_prompt(text, tmp_path / "tokenizer.json")
     with pytest.raises(BadInput, match="no tokenizer file"):
         read_prompt(text, text)
+
+
+@pytest.mark.parametrize("content", ["[" * 100_000, "[1e400]", "[true]", '{"ids": [1]}', "\ufeff"])
+def test_files_that_are_no_token_ids_are_named(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(content)
+    with pytest.raises(BadInput, match=r"p\.json"):
+        read_prompt(path)
+
+
+def test_prompts_of_one_file_name_are_told_apart() -> None:
+    given = [Prompt("p", Seq.of([1])), Prompt("p", Seq.of([1]))]
+    found = told_apart(given, [Path("a/p.json"), Path("b/p.json")])
+    assert [each.name for each in found] == ["a/p.json", "b/p.json"]
+    same = told_apart(given, [Path("p.json"), Path("p.json")])
+    assert [each.name for each in same] == ["p.json (1)", "p.json (2)"]
+    assert told_apart(given[:1], [Path("p.json")])[0].name == "p"
+
+
+def test_shorthand_keeps_to_its_numbers() -> None:
+    for shared, tail in ((1 << 32, 1), (1, 1 << 32), (10**30, 1), (-1, 1)):
+        with pytest.raises(BadInput, match="each part"):
+            shorthand(shared, tail)

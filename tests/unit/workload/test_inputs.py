@@ -12,6 +12,7 @@ import pytest
 from handoff.errors import BadInput
 from handoff.index.spans import VIRTUAL, common
 from handoff.workload.arrivals import When
+from handoff.workload.document import read_value
 from handoff.workload.mooncake import read_mooncake
 from handoff.workload.scenario import builtin, load_scenario
 
@@ -192,3 +193,11 @@ def test_spans_quote_streams(tmp_path: Path) -> None:
 def test_an_unknown_scenario_gets_a_suggestion() -> None:
     with pytest.raises(BadInput, match="Did you mean mid-block"):
         load_scenario("mid-blok")
+
+
+@pytest.mark.parametrize(
+    "text", ["[1", "2024-13-45", "9" * 5000, "[" * 3000, "&a [*a]", "{a: 1, a: 2}"]
+)
+def test_a_value_that_is_no_yaml_is_text(text: str) -> None:
+    assert read_value(text) == text
+    assert read_value("[1, {a: off}]") == [1, {"a": False}]
