@@ -146,6 +146,13 @@ class Options(Base):
             raise ValueError("bounded replay belongs to attention swa and swa_ring")
         if replays[1] and (self.attention != "swa_ring" or self.page_size % 2):
             raise ValueError("encoder replay needs attention swa_ring and an even page_size")
+        least = (self.sliding_window_size or 0) + self._rejected
+        if self.ring_rows and self.ring_rows < least:
+            raise ValueError(f"swa_ring_capacity must hold the window and drafts: {least} rows")
+        if self.max_total_tokens < self.page_size:
+            raise ValueError("max_total_tokens holds no page")
+        if self.enable_hierarchical_cache and self.disable_radix_cache:
+            raise ValueError("enable_hierarchical_cache and disable_radix_cache exclude each other")
         held = (self.sliding_window_size or 0) + self.swa_eviction_interval + 2 * self.page_size
         if self.attention == "swa" and self.swa_tokens < held:
             raise ValueError(f"one request may hold {held} tokens of window KV, more than the pool")
@@ -166,6 +173,12 @@ class Options(Base):
     def overlap(self) -> bool:
         """Whether a batch is planned before the last one's result (with states: never)."""
         return not self.disable_overlap_schedule and self.attention != "mamba"
+
+    @property
+    def _rejected(self) -> int:
+        """Rows of a ring that drafts may overwrite although the next row still sees them."""
+        verifies = self.speculative_num_steps is not None
+        return self.speculative_num_draft_tokens - 2 if verifies else 0
 
     @property
     def ring_rows(self) -> int:

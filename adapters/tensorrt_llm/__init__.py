@@ -39,6 +39,7 @@ class _Adapter:
             "use_kv_cache_manager_v2": "V2 is modelled as look-up facts of its unit tests only",
             "MAX_UTILIZATION": "pausing requests is not in the recordings; only its need is",
             "STATIC_BATCH": "not in the recordings",
+            "drafts beside uneven windows": "rewinding would drop blocks in use (rule 11b)",
             "beam search": "beams reorder; their blocks are modelled, a run refuses them",
             "C++ runtime": "it also stores each filled decode block; the PyTorch path does not",
             "KV connector, disaggregated serving": "remote blocks are not in the recordings",

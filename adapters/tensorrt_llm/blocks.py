@@ -101,7 +101,7 @@ class EvictionPolicy:
             queue = self._queues[level][priority]
             if len(queue):
                 return self._blocks[queue.front()]
-        raise NoFreeBlock("no free block")
+        raise NoFreeBlock("no free block: upstream throws here, too; enlarge the pool")
 
     def refresh(self) -> None:
         """Moves every expired idle block to the back of the default queue (RULES 7)."""

@@ -74,6 +74,13 @@ class Options(BaseOptions):
             )
         if self.use_kv_cache_manager_v2:
             raise Unsupported("use_kv_cache_manager_v2: V2 is modelled as look-up facts only")
+        for window in self.windows:
+            uneven = window % self.tokens_per_block
+            if self.max_draft_len and window < self.max_seq_len and uneven:
+                raise Unsupported(
+                    f"max_draft_len with window {window}, no multiple of tokens_per_block"
+                    f" {self.tokens_per_block}: upstream's rewind drops blocks in use (RULES 11b)"
+                )
         if self.max_beam_width > 1:
             raise Unsupported("max_beam_width > 1: beams reorder, only their blocks are modelled")
         return self

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from handoff.adapter import load, make_options
+from handoff.conformance.contract import check_adapter
 from handoff.errors import BadInput, Refused, Unsupported
 from handoff.index.spans import Seq
 from handoff.types import Bind, Copy, Cut, Deduction, Request
@@ -618,6 +619,30 @@ def test_rule_12_options_carry_upstreams_defaults() -> None:
         make_options(load("sglang"), {"page_sise": 1})
     with pytest.raises(BadInput, match="multiple of page_size"):
         make_options(load("sglang"), {"page_size": 16, "chunked_prefill_size": 20})
+    with pytest.raises(BadInput, match="holds no page"):
+        make_options(load("sglang"), {"page_size": 16, "max_total_tokens": 15})
+    with pytest.raises(BadInput, match="exclude each other"):
+        make_options(
+            load("sglang"), {"enable_hierarchical_cache": True, "disable_radix_cache": True}
+        )
+
+
+@pytest.mark.parametrize(("drafts", "least"), [(None, 8), (2, 8), (4, 10)])
+def test_rule_7_a_ring_holds_the_window_and_what_drafts_overwrite(
+    drafts: int | None, least: int
+) -> None:
+    values: dict[str, Any] = {
+        "attention": "swa_ring",
+        "sliding_window_size": 8,
+        "enable_encoder_swa_bounded_replay": True,
+        "page_size": 2,
+    }
+    if drafts:
+        values |= {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
+        values |= {"speculative_num_draft_tokens": drafts, "disable_overlap_schedule": True}
+    with pytest.raises(BadInput, match=f"{least} rows"):
+        make_options(load("sglang"), {**values, "swa_ring_capacity": least - 1})
+    check_adapter(load("sglang"), values={**values, "swa_ring_capacity": least}, seeds=range(2))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_rule_1_defaults_are_upstreams() -> None:
         {"capacity_scheduler_policy": "STATIC_BATCH"},
         {"use_kv_cache_manager_v2": True},
         {"max_beam_width": 2},
+        {"max_draft_len": 2, "max_attention_window": (18, 64)},
     ],
 )
 def test_rule_1_what_is_left_out_says_so(values: dict[str, Any]) -> None:
