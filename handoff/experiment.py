@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .adapter import Adapter, Cites, Counts, Engine, Isolates, Options, load, make_options, names
@@ -248,7 +248,7 @@ def run_row(
         ),
         pool_tokens=tokens,
         left_out=dict(adapter.left_out),
-        truth=truth.verdict() if truth is not None else None,
+        truth=Truth(**asdict(truth.verdict())) if truth is not None else None,
         tags=Tags(steps=outcome.steps, faults=0, tainted=tags.num_tainted) if tags else None,
     )
     kept = expectations(spec, adapter.name, stream, entries)
@@ -287,6 +287,8 @@ def _merged(a: RowInfo, b: RowInfo) -> RowInfo:
             tolerance=a.truth.tolerance,
             rows=a.truth.rows + b.truth.rows,
             dtype=a.truth.dtype,
+            approximate_rows=a.truth.approximate_rows + b.truth.approximate_rows,
+            approximate_max_error=max(a.truth.approximate_max_error, b.truth.approximate_max_error),
         )
     if a.tags and b.tags:
         tags = Tags(

@@ -16,8 +16,8 @@ from .adapter import Engine, load
 from .engine.broken import BROKEN, BrokenExecutor
 from .engine.faults import FAULTS
 from .engine.planting import Fault, Feed, Recorder, Scan
-from .engine.truth import Approximation, Causes, TruthCheck
-from .errors import HandoffError, Refused
+from .engine.truth import TOLERANCE, Approximation, Causes, TruthCheck
+from .errors import Refused, Unsupported
 from .experiment import POOL_TOKENS, Stream, options_of, rows_of
 from .index.spans import VIRTUAL, Seq
 from .runner import Sink, run
@@ -87,6 +87,8 @@ class VerifyReport:
     planted: list[Planted] = field(default_factory=list)
     not_applicable: list[tuple[str, str, str]] = field(default_factory=list)
     """(adapter, fault, why)."""
+    complete: bool = False
+    """Whether the streams are meant to let every kind of fault be planted somewhere."""
 
     @property
     def uncaught(self) -> list[Planted]:
@@ -94,9 +96,17 @@ class VerifyReport:
         return [each for each in self.planted if not each.caught]
 
     @property
+    def unplanted(self) -> list[str]:
+        """Kinds of faults that no adapter's runs could carry."""
+        planted = {each.fault for each in self.planted}
+        return sorted({fault for _, fault, _ in self.not_applicable} - planted)
+
+    @property
     def ok(self) -> bool:
-        """All exact rows agree, something was compared, and every planted fault was caught."""
-        return all(each.ok and each.rows for each in self.exact.values()) and not self.uncaught
+        """All exact rows agree, something was compared and planted, every fault was caught."""
+        exact = all(each.ok and each.rows for each in self.exact.values())
+        tried = {each.adapter for each in self.planted} == set(self.exact)
+        return exact and tried and not self.uncaught and not (self.complete and self.unplanted)
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; the keys of the documented output first."""
@@ -111,6 +121,7 @@ class VerifyReport:
                 "caught": len(self.planted) - len(self.uncaught),
                 "kinds": len({each.fault for each in self.planted}),
                 "uncaught": [asdict(each) for each in self.uncaught],
+                "unplanted": self.unplanted,
                 "not_applicable": [
                     {"adapter": adapter, "fault": fault, "why": why}
                     for adapter, fault, why in self.not_applicable
@@ -141,14 +152,16 @@ def verify(
     seed: int = 0,
     faults: Sequence[Fault] = FAULTS,
     broken: Sequence[BrokenExecutor] = BROKEN,
+    complete: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> VerifyReport:
     """Execute ``streams`` with every adapter, compare, then plant each fault once per adapter.
 
-    Set torch to one thread before calling: the models are small.
+    ``complete`` demands that each kind can be planted with at least one of the adapters. Set torch
+    to one thread before calling: the models are small.
     """
-    options = {"seed": seed, "dtype": dtype, "device": device}
-    report = VerifyReport(dtype, TruthCheck(Layout((), (), ()), dtype=dtype).tolerance)
+    options = {"seed": seed, "dtype": dtype, "device": device, "exact": device != "cpu"}
+    report = VerifyReport(dtype, TOLERANCE[dtype], complete=complete)
     for name in adapters:
         progress(f"{name}: executing {len(streams)} scenarios")
         runs = _healthy(name, streams, sets or {}, options, report)
@@ -197,7 +210,7 @@ def _healthy(
         total.rows,
         total.max_error,
         total.kl / max(1, total.rows),
-        total.top1 / max(1, total.rows),
+        total.top1 / total.rows if total.rows else 1.0,
         dict(tainted),
     )
     return runs
@@ -244,7 +257,13 @@ def _by_tags(run: _Run, mutant: Step | None, tags: TagStore | None = None) -> st
     return None
 
 
+def _blind(run: _Run, options: Mapping[str, Any]) -> TruthCheck:
+    """A truth check that knows the healthy run's taint and nothing else of its tags."""
+    return TruthCheck(run.layout, check_tags=False, causes=dict(run.causes), **options)
+
+
 def _by_logits(run: _Run, mutant: Step | None, truth: TruthCheck) -> str | None:
+    """What the logits say to a changed run."""
     try:
         _replay(run.feed, truth, mutant)
         truth.finish()
@@ -270,17 +289,8 @@ def _plant_steps(
         _replay(each.feed, scan)
         for found, mutant in scan.found.items():
             fault = left.pop(found)
-            truth = TruthCheck(each.layout, check_tags=False, causes=dict(each.causes), **options)
-            report.planted.append(
-                Planted(
-                    name,
-                    found,
-                    fault.what,
-                    each.scenario,
-                    _by_tags(each, mutant),
-                    _by_logits(each, mutant, truth),
-                )
-            )
+            tags, logits = _by_tags(each, mutant), _by_logits(each, mutant, _blind(each, options))
+            report.planted.append(Planted(name, found, fault.what, each.scenario, tags, logits))
     report.not_applicable += [(name, fault.name, fault.absent) for fault in left.values()]
 
 
@@ -298,7 +308,7 @@ def _plant_executors(
         for kind in list(left.values()):
             if kind.needs and kind.needs not in able.found:
                 continue
-            truth = TruthCheck(each.layout, check_tags=False, causes=dict(each.causes), **options)
+            truth = _blind(each, options)
             if not kind.plant(truth.executor, each.feed, each.causes):
                 continue
             del left[kind.name]
@@ -321,36 +331,35 @@ def _plant_isolation(
             Request(f"{key}-{at}", prompt, 3, **{key: word})  # type: ignore[arg-type]
             for at, word in enumerate(("red", "blue"))
         ]
+        salts = {request.id: request.salt for request in requests}
         try:
             healthy = _keyed(name, values, requests, ignored=False)
             run = _keyed(name, values, requests, ignored=True)
-        except HandoffError as error:
-            report.not_applicable.append((name, fault, f"{type(error).__name__}: {error}"))
+        except (Refused, Unsupported) as error:
+            report.not_applicable.append((name, fault, str(error)))
             continue
-        if any(
-            isinstance(op, Load) for step in run.feed if isinstance(step, Step) for op in step.ops
-        ):
-            why = "hits come from a remote that is not simulated: it answers with the right values"
+        why = _not_isolated(key, healthy, run, salts)
+        if why:
             report.not_applicable.append((name, fault, why))
             continue
-        salts = {request.id: request.salt for request in requests}
-        before = TagStore(healthy.layout, salts=salts)
-        _replay(healthy.feed, before)
-        if before.taint:
-            why = f"upstream itself does not separate by {key}: {', '.join(before.taint)}"
-            report.not_applicable.append((name, fault, why))
-            continue
-        truth = TruthCheck(run.layout, check_tags=False, **options)
-        report.planted.append(
-            Planted(
-                name,
-                fault,
-                f"the {key} is left out of the key",
-                run.scenario,
-                _by_tags(run, None, TagStore(run.layout, salts=salts)),
-                _by_logits(run, None, truth),
-            )
-        )
+        tags = _by_tags(run, None, TagStore(run.layout, salts=salts))
+        logits = _by_logits(run, None, _blind(run, options))
+        what = f"the {key} is left out of the key"
+        report.planted.append(Planted(name, fault, what, run.scenario, tags, logits))
+
+
+def _not_isolated(
+    key: str, healthy: _Run, run: _Run, salts: Mapping[str, str | None]
+) -> str | None:
+    """Why leaving ``key`` out is no fault of these runs, if so."""
+    steps = (step for step in run.feed if isinstance(step, Step))
+    if any(isinstance(op, Load) for step in steps for op in step.ops):
+        return "hits come from a remote that is not simulated: it answers with the right values"
+    before = TagStore(healthy.layout, salts=salts)
+    _replay(healthy.feed, before)
+    if before.taint:
+        return f"upstream itself does not separate by {key}"
+    return None
 
 
 def _keyed(

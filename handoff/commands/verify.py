@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from handoff.adapter import ORDER
 from handoff.errors import BadInput
 from handoff.experiment import stream_of
 from handoff.workload.scenario import builtin, load_scenario
@@ -36,6 +37,10 @@ def verify_command(
     """
     if dtype not in ("float32", "float64"):
         raise BadInput(f"--dtype is float32 or float64, not {dtype}")
+    if device not in ("cpu", "cuda"):
+        raise BadInput(f"--device is cpu or cuda, not {device}")
+    if (dtype, device) == ("float64", "cuda"):
+        raise BadInput("--dtype float64 needs --device cpu: the GPU kernels sum in float32")
     streams = [stream_of(load_scenario(name)) for name in names or builtin()]
     import torch
 
@@ -46,8 +51,6 @@ def verify_command(
         streams += stress_streams()
     if device == "cuda" and not torch.cuda.is_available():
         raise BadInput("--device cuda: there is no CUDA device here")
-    if device not in ("cpu", "cuda"):
-        raise BadInput(f"--device is cpu or cuda, not {device}")
     torch.set_num_threads(1)  # the models are small: threads only wait for each other
     found = verify(
         streams,
@@ -56,6 +59,7 @@ def verify_command(
         dtype=dtype,
         device=device,
         seed=seed,
+        complete=not names and set(ORDER) <= set(adapters),
         progress=say,
     )
     if as_json:
@@ -88,6 +92,8 @@ def _show(found: VerifyReport) -> None:
         print(f"  {fault:44}{count:3}  caught by {catcher}")
     for adapter, fault, why in found.not_applicable:
         print(f"  not applicable to {adapter}: {fault} ({why})")
+    if found.complete and found.unplanted:
+        print(f"  PLANTED NOWHERE: {', '.join(found.unplanted)}")
     for each in found.uncaught:
         print(f"  NOT CAUGHT: {json.dumps(asdict(each), default=str)}")
 

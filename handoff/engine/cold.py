@@ -19,8 +19,7 @@ from handoff.types import Layout, Spans
 
 from .plan import StagePlan
 
-__all__ = ["Cold", "Rule", "cold_run", "stage_of"]
-
+__all__ = ["Cold", "Rule", "cold_run", "relative_error", "stage_of"]
 
 _ROWS = 512
 
@@ -161,3 +160,9 @@ def _recur(
         states.append(state)
     out.states[at] = torch.stack(states)
     return out.states[at] * model.output_gate(at, inputs, stage)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """``max|difference| / max|expected|``; infinite where a number is missing."""
+    difference = (found - expected).abs().max() / expected.abs().max()
+    return float(difference) if torch.isfinite(difference) else torch.inf

@@ -22,7 +22,7 @@ from handoff.model.weights import Weights, embed
 from handoff.store.tables import Ints, Settled, expand
 from handoff.types import Layout, Step, StepResult
 
-from .cold import cold_run
+from .cold import cold_run, relative_error
 from .executor import Executor
 
 __all__ = ["DraftCheck", "DraftHead"]
@@ -39,7 +39,7 @@ class DraftHead:
 
     def rows(self, hidden: torch.Tensor, following: Ints) -> torch.Tensor:
         """The head's inputs: hidden states at p joined with the tokens at p + 1."""
-        return normed(hidden, 1e-6) + embed(self.weights, following)
+        return normed(hidden, self.target.spec.norm_eps) + embed(self.weights, following)
 
     def project(
         self, rows: torch.Tensor, positions: Ints
@@ -125,7 +125,7 @@ class DraftCheck:
         scale = self.executor.model.scale
         found = self.head.logits(rows, kernels.attend(q, self.k, self.v, segments, scale))[-1]
         cold = self._cold(text, stop, row.of.lora)
-        error = float((found - cold).abs().max() / cold.abs().max())
+        error = relative_error(found, cold)
         self.errors[row.of.request] = max(self.errors.get(row.of.request, 0.0), error)
 
     def _cold(self, text: Seq, stop: int, lora: str | None) -> torch.Tensor:

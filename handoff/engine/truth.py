@@ -19,15 +19,14 @@ from handoff.index.spans import Seq
 from handoff.model.spec import ModelSpec
 from handoff.model.transformer import normed
 from handoff.model.weights import embed
-from handoff.report.info import Truth
 from handoff.store.tables import Sequence, Settled
 from handoff.store.tags import TagStore
 from handoff.types import Close, Layout, Step, StepResult
 
-from .cold import Cold, Rule, cold_run, stage_of
+from .cold import Cold, Rule, cold_run, relative_error, stage_of
 from .executor import Executor
 
-__all__ = ["TOLERANCE", "Approximation", "Causes", "TruthCheck"]
+__all__ = ["TOLERANCE", "Approximation", "Causes", "TruthCheck", "Verdict"]
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest ``max|difference| / max|logit|`` of a row that counts as equal, by dtype."""
@@ -45,7 +44,7 @@ class Approximation:
     def add(self, found: torch.Tensor, exact: torch.Tensor) -> None:
         """One row of logits against the untruncated one."""
         self.rows += 1
-        self.max_error = max(self.max_error, _error(found, exact))
+        self.max_error = max(self.max_error, relative_error(found, exact))
         p, q = (each.to(torch.float64).log_softmax(-1) for each in (exact, found))
         self.kl += float((p.exp() * (p - q)).sum())
         self.top1 += int(found.argmax() == exact.argmax())
@@ -58,7 +57,25 @@ class Approximation:
         self.top1 += other.top1
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What a run came to: ``rows`` that must be exact, and apart from them the approximate ones.
+
+    Errors are the largest ``max|difference| / max|logit|``: of exact rows from a cold run, of
+    approximate ones from the untruncated model, which is a size and no part of ``ok``.
+    """
+
+    ok: bool
+    max_error: float
+    tolerance: float
+    rows: int
+    dtype: str
+    approximate_rows: int
+    approximate_max_error: float
+
+
 Causes = dict[tuple[int, int], tuple[str, ...]]
+"""Causes of taint by (Step, sequence); clean rows are absent."""
 
 
 class _Emitted(NamedTuple):
@@ -96,7 +113,7 @@ class TruthCheck:
 
     ``causes`` are the causes of taint by (Step, sequence), filled from the tags; with
     ``check_tags=False`` those given (of an earlier run) stand, which is how planted faults are
-    shown to the logits alone.
+    shown to the logits alone. ``exact`` is the executor's.
 
     Keys that were moved have no cold twin, except in the first layer, where keys and values depend
     on token and position alone: ``moved_keys`` of them are compared with fresh ones, and
@@ -112,6 +129,7 @@ class TruthCheck:
         device: str = "cpu",
         tolerance: float | None = None,
         spec: ModelSpec | None = None,
+        exact: bool = False,
         check_tags: bool = True,
         causes: Causes | None = None,
     ) -> None:
@@ -121,7 +139,14 @@ class TruthCheck:
         self.tags = TagStore(layout) if check_tags else None
         self.causes: Causes = {} if causes is None else causes
         self.executor = Executor(
-            layout, spec, seed, getattr(torch, dtype), device, poison=True, watch=self._watch
+            layout,
+            spec,
+            seed,
+            getattr(torch, dtype),
+            device,
+            poison=True,
+            exact=exact,
+            watch=self._watch,
         )
         self.rows = 0
         self.requests: set[str] = set()
@@ -156,15 +181,17 @@ class TruthCheck:
         """Every row that must be exact is, and no logit of any row is missing."""
         return not self.not_finite and max(self.max_error, self.moved_error) <= self.tolerance
 
-    def verdict(self) -> Truth:
-        """The result of the whole run, for the report."""
+    def verdict(self) -> Verdict:
+        """The result of the whole run."""
         self.finish()
-        return Truth(
+        return Verdict(
             ok=self.ok,
             max_error=self.max_error,
             tolerance=self.tolerance,
             rows=self.rows,
             dtype=self.dtype,
+            approximate_rows=self.approximate.rows,
+            approximate_max_error=self.approximate.max_error,
         )
 
     # -- collecting -------------------------------------------------------------------------
@@ -209,7 +236,7 @@ class TruthCheck:
         fresh = run.model.key_value(0, inputs, stage_of(rows, row.of.lora))
         for pages, expected in zip(run.pages.of(0), fresh, strict=True):
             found = kernels.gather(pages, table.slots(low, row.stop))
-            self.moved_error = max(self.moved_error, _error(found, expected))
+            self.moved_error = max(self.moved_error, relative_error(found, expected))
         self.moved_keys += len(rows)
 
     # -- comparing --------------------------------------------------------------------------
@@ -235,7 +262,7 @@ class TruthCheck:
     def _compare(
         self, of: Sequence, position: int, logits: torch.Tensor, cold: torch.Tensor | None
     ) -> None:
-        error = torch.inf if cold is None else _error(logits, cold)
+        error = torch.inf if cold is None else relative_error(logits, cold)
         self.rows += 1
         self.requests.add(of.request)
         if error > self.max_error:
@@ -245,9 +272,3 @@ class TruthCheck:
 
 def _lines(cold: Cold) -> dict[int, torch.Tensor]:
     return dict(zip(cold.positions.tolist(), cold.logits, strict=True))
-
-
-def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """``max|difference| / max|logit|``; infinite where a number is missing."""
-    difference = (found - expected).abs().max() / expected.abs().max()
-    return float(difference) if torch.isfinite(difference) else torch.inf

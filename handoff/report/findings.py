@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .info import RunInfo, ScenarioInfo
+from .info import RunInfo, ScenarioInfo, Truth
 from .strip import Strip, StripRow
 from .totals import Total, compared
 from .words import count, join, number_word, percent, plural, span_of
@@ -200,6 +200,20 @@ def truth(info: RunInfo) -> str:
     return (
         f"Truth test: {plural(rows, 'row')} of logits equal a cold recompute"
         f" ({first.dtype}, largest error {worst:.1e}, allowed {first.tolerance:.0e})."
+        + _approximate(tested)
+    )
+
+
+def _approximate(tested: Sequence[tuple[str, Truth]]) -> str:
+    """What rows behind an approximation cost, beside the exact ones; empty if there are none."""
+    found = [(run, each) for run, each in tested if each.approximate_rows]
+    if not found:
+        return ""
+    rows = sum(each.approximate_rows for _, each in found)
+    worst = max(each.approximate_max_error for _, each in found)
+    return (
+        f" Apart from them {plural(rows, 'row')} behind an approximation"
+        f" ({join([run for run, _ in found])}) are off the untruncated model by up to {worst:.1e}."
     )
 
 

@@ -21,7 +21,9 @@ class _Record(BaseModel):
 class Truth(_Record):
     """Executed logits of one row against a cold recompute under the same rules.
 
-    ``max_error`` is the largest ``max|difference| / max|logit|`` over ``rows`` compared rows.
+    ``max_error`` is the largest ``max|difference| / max|logit|`` over ``rows`` compared rows. Rows
+    that descend from an approximation are no part of ``ok``: ``approximate_max_error`` is their
+    largest difference from the untruncated model.
     """
 
     ok: bool
@@ -29,6 +31,8 @@ class Truth(_Record):
     tolerance: float
     rows: int
     dtype: str = "float32"
+    approximate_rows: int = 0
+    approximate_max_error: float = 0.0
 
 
 class Tags(_Record):

@@ -9,8 +9,10 @@ import torch
 
 from handoff.engine.faults import FAULTS
 from handoff.engine.planting import Fault, Recorder, Scan, Site
+from handoff.experiment import merge_info, rows_of, run_row, stream_of
+from handoff.report.findings import truth
+from handoff.report.info import RunInfo
 from handoff.stress import stress_streams
-from handoff.experiment import stream_of
 from handoff.types import Step
 from handoff.verify import VerifyReport, verify
 from handoff.workload.scenario import load_scenario
@@ -32,6 +34,17 @@ def test_exact_rows_agree_and_approximate_ones_are_apart(vllm: VerifyReport) -> 
     assert approximate.tainted == {"hidden": 318} and approximate.max_rel_error > 1e-3
 
 
+def test_a_run_reports_the_error_of_approximate_rows_beside_the_exact_ones() -> None:
+    stream = stream_of(load_scenario("deleted-paragraph"))
+    rows = rows_of(stream.scenario, ["llamacpp"], {})
+    infos = merge_info([run_row(row, stream, execute=True).info for row in rows])
+    found = [info.truth for info in infos if info.truth and info.truth.approximate_rows]
+    assert len(found) == 1 and found[0].ok and found[0].max_error < 1e-5
+    assert found[0].approximate_max_error > 1e-3
+    text = truth(RunInfo(command="", date="", rows=tuple(infos), executed=True))
+    assert f"by up to {found[0].approximate_max_error:.1e}." in text
+
+
 def test_every_planted_fault_is_caught_and_names_its_catcher(vllm: VerifyReport) -> None:
     assert not vllm.uncaught and len({each.fault for each in vllm.planted}) >= 20
     kinds = {each.name for each in FAULTS}
@@ -51,6 +64,16 @@ def test_the_other_adapters(adapter: str) -> None:
     report = verify([STREAMS[name] for name in names], [adapter])
     assert report.ok, (report.exact, report.uncaught)
     assert len(report.planted) >= 12
+
+
+def test_a_planter_that_is_disabled_is_noticed() -> None:
+    """No fault finds a place: every kind is said to be planted nowhere, and that fails."""
+    idle = [replace(fault, mutate=lambda site: None) for fault in FAULTS]
+    stream = stream_of(load_scenario("eagle"))
+    for complete in (True, False):
+        report = verify([stream], ["vllm"], faults=idle, broken=(), complete=complete)
+        assert {fault.name for fault in FAULTS} <= set(report.unplanted)
+        assert not report.uncaught and report.ok is not complete
 
 
 def test_a_planter_that_plants_nothing_is_noticed() -> None:

@@ -150,6 +150,12 @@ def test_the_truth_is_reported_good_or_bad(info: RunInfo) -> None:
         "Truth test: 60 rows of logits equal a cold recompute"
         " (float32, largest error 3.1e-06, allowed 1e-04)."
     )
+    moved = Truth(ok=True, max_error=1e-6, tolerance=1e-4, rows=3, approximate_rows=2,
+                  approximate_max_error=0.25)  # fmt: skip
+    assert findings.truth(ledgers.info(rows=(RowInfo(run="a", truth=moved),))).endswith(
+        " Apart from them 2 rows behind an approximation (a) are off the untruncated model by up to"
+        " 2.5e-01."
+    )
     bad = Truth(ok=False, max_error=0.5, tolerance=1e-4, rows=1)
     failed = ledgers.info(rows=(RowInfo(run="vllm", truth=bad),))
     assert findings.truth(failed).startswith("Truth test FAILED for vllm: largest error 5.0e-01")
