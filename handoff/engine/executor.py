@@ -59,7 +59,7 @@ class Executor(InOrder):
     def run(self, step: Step) -> Mapping[int, torch.Tensor]:
         """Execute a Step whose predecessors are all answered; logits by sequence."""
         self.step(step)
-        assert not self._waiting, f"step {step.number} runs when the one before it is answered"
+        assert not self.waiting, f"step {step.number} runs when the one before it is answered"
         return {row.of.seq: logits for row, logits in zip(self.rows, self.logits, strict=True)}
 
     def _run(self, step: Step) -> None:

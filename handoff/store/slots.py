@@ -1,18 +1,37 @@
-"""What the tag pass knows: tags of slots, and how far each open table has been verified."""
+"""What the tag pass knows: tags of slots, causes of taint, how far a table has been verified."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
 from .tables import Ints
 
-__all__ = ["SHIFTED", "VOID", "ZERO", "Reader", "Slots"]
+__all__ = ["CAUSES", "SHIFTED", "VOID", "ZERO", "Reader", "Slots", "names_of"]
 
 VOID, ZERO = 0, -1
 """Labels of slots without a position; position p has label p + 1."""
 
+CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden", "salt")
+"""Why content is not what a cold run would hold.
+
+* ``text``: another text stands before it, and nobody shifted it; ``moved``: it was shifted here.
+* ``lora``: same text under another LoRA.
+* ``state``: a recurrent state of another text.
+* ``zeros``: zeros at positions that have a text.
+* ``hidden``: fewer keys were visible than the cold rule shows.
+* ``salt``: KV of another isolation key. The values are right, the secrecy is not; counted only
+  where ``salts`` are given.
+"""
+
 SHIFTED = 128
 """No taint, but a mark beside it: the slot's label was moved at some time."""
+
+
+def names_of(cause: int) -> Iterable[str]:
+    """Names of the causes in a slot's taint: cause k is bit k."""
+    return (name for at, name in enumerate(CAUSES) if cause >> at & 1)
 
 
 class Slots:

@@ -177,10 +177,7 @@ class Settled(NamedTuple):
 
 
 class Tables:
-    """Open sequences with their tables and contents, and how many tables hold each id of a pool.
-
-    >>> # tables = Tables(layout); tables.apply(op); tables.settle(step, row)
-    """
+    """Open sequences with their tables and contents, and how many tables hold each id of a pool."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -362,6 +359,11 @@ class InOrder:
     def __init__(self) -> None:
         self._waiting: deque[Step] = deque()
         self._running: Step | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Steps planned that have not run yet."""
+        return len(self._waiting)
 
     def step(self, step: Step) -> None:
         """A Step was planned; it runs now, or when the one before it is answered."""

@@ -14,33 +14,20 @@ table's back, not at every row; ``every=True`` tests every visible slot of every
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from handoff.types import NULL, Group, Layout, StateUse, Step
 
-from .faults import TagFault
 from .names import Words
-from .slots import SHIFTED, VOID, ZERO, Slots
+from .slots import CAUSES, SHIFTED, VOID, ZERO, Slots, names_of
 from .tables import Ints, Sequence, Settled, Table, expand
 from .tagops import Reading, TagOps
 
-__all__ = ["CAUSES", "TagFault", "TagStore"]
+__all__ = ["TagStore"]
 
-CAUSES = ("text", "moved", "lora", "state", "zeros", "hidden", "salt")
-"""Why content is not what a cold run would hold.
-
-* ``text``: another text stands before it, and nobody shifted it; ``moved``: it was shifted here.
-* ``lora``: same text under another LoRA.
-* ``state``: a recurrent state of another text.
-* ``zeros``: zeros at positions that have a text.
-* ``hidden``: fewer keys were visible than the cold rule shows.
-* ``salt``: KV of another isolation key. The values are right, the secrecy is not; counted only
-  where ``salts`` are given.
-"""
-_TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN, _SALT = (1 << at for at in range(7))
-
+_TEXT, _MOVED, _LORA, _STATE, _ZEROS, _HIDDEN, _SALT = (1 << at for at in range(len(CAUSES)))
 
 _NOWHERE: Ints = np.empty(0, np.int64)
 
@@ -386,15 +373,15 @@ class TagStore(TagOps):
         seen = 0
         for stage, cause in enumerate(stages):
             computed = max(row.stop - row.compute(stage), 0)
-            for name in _names_of(cause & ~seen):
+            for name in names_of(cause & ~seen):
                 self.taint[name] += computed
             if cause and not seen:
                 self.num_tainted += computed
             seen |= cause
-        self.causes[row.of.seq] = tuple(_names_of(seen))
+        self.causes[row.of.seq] = tuple(names_of(seen))
 
     def _name_first(self, cause: int, of: Sequence, at: int, position: int, slot: int) -> None:
-        for name in _names_of(cause):
+        for name in names_of(cause):
             self.first.setdefault(
                 name,
                 f"step {self._number}, sequence {of.seq}, request {of.request},"
@@ -409,7 +396,3 @@ def _stages_of(layout: Layout, group: Group) -> tuple[int, int]:
         layer.stage for layer in layout.layers if layer.group == group.name and layer.reads is None
     ]
     return min(reads, default=0), max(owns, default=0)
-
-
-def _names_of(cause: int) -> Iterable[str]:
-    return (name for at, name in enumerate(CAUSES) if cause >> at & 1)

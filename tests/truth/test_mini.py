@@ -87,7 +87,7 @@ def test_planning_ahead_settles_to_the_same_tokens_and_logits(
     for depth in (1, 2):
         engine = RingEngine(kinds, depth=depth, num_drafts=drafts, chunk=chunk)
         truth, outcome = play(engine, arrivals(shared, tails, outputs), acceptance)
-        assert truth.ok and not truth.executor._waiting, truth.worst
+        assert truth.ok and not truth.executor.waiting, truth.worst
         assert truth.tags is not None and not truth.tags.taint
         seen.append({name: seq.tokens() for name, seq in outcome.outputs.items()})
         assert truth.rows >= len(tails) * outputs

@@ -57,7 +57,7 @@ def test_recorded_steps_are_exact(
     for check in checks:
         check.finish()
         assert check.ok, check.worst
-        assert check.tags is not None and not check.executor._waiting
+        assert check.tags is not None and not check.executor.waiting
     assert sum(check.rows for check in checks) > 0
     seen = {cause for check in checks if check.tags for cause in check.tags.taint}
     assert seen == set(causes)

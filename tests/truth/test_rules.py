@@ -8,7 +8,7 @@ import torch
 from handoff.engine.truth import TruthCheck
 from handoff.errors import Unsupported
 from handoff.index.spans import Seq
-from handoff.store.tags import TagFault
+from handoff.store.faults import TagFault
 from handoff.types import (
     Bind,
     Close,

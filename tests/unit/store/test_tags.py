@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from handoff.index.spans import LATE, Seq
-from handoff.store.tags import TagFault, TagStore
+from handoff.store.faults import TagFault
+from handoff.store.tags import TagStore
 from handoff.types import (
     FOLLOW,
     NULL,
