@@ -41,6 +41,7 @@ class LlamaCpp:
         "window + recurrent hybrids": "no recording",
         "M-RoPE": "such a memory cannot shift; no recording",
         "RAM cache allocation failure": "depends on the host's memory",
+        "swap of a slot whose prompt is being computed": "recorded only while it generates (11.4)",
     }
     options: type[BaseOptions] = Options
     rules: Mapping[str, str] = {
@@ -71,7 +72,7 @@ class LlamaCpp:
         words.append(f"RAM cache {own.cache_ram} MiB" if own.cache_ram else "no RAM cache")
         if own.cache_reuse:
             words.append(f"chunk reuse {own.cache_reuse}")
-        if own.n_swa and own.memory == "window":
+        if own.memory == "window":
             words.append(f"window {own.n_swa}" + (" with --swa-full" if own.swa_full else ""))
         if own.memory in ("recurrent", "hybrid"):
             words.append(f"{own.memory} memory")
@@ -80,7 +81,12 @@ class LlamaCpp:
         return ", ".join(words)
 
     def counters(self, handoff: Handoff) -> Mapping[str, float]:
-        """``timings.cache_n`` and ``timings.prompt_n`` of the answer."""
+        """``timings.cache_n`` and ``timings.prompt_n`` of the answer.
+
+        A child of ``n_cmpl`` repeats its parent's (RULES 9), which are counted there.
+        """
+        if handoff.known_tokens > handoff.prompt_tokens:
+            return {}
         return {
             "cache_n": handoff.hit_tokens,
             "prompt_n": handoff.prompt_tokens - handoff.hit_tokens,

@@ -14,7 +14,7 @@ from .slots import Slot, Task
 if TYPE_CHECKING:
     from .server import Server
 
-__all__ = ["child_handoff", "handoff_of", "unsound_rules"]
+__all__ = ["child_handoff", "emptied", "handoff_of", "unsound_rules"]
 
 REFERENCES = "none; the slot's cells stay in place, only idle slots are candidates"
 
@@ -25,16 +25,12 @@ def handoff_of(
     task: Task,
     hit: Hit,
     seq: int,
-    isolated: int,
     elsewhere: int,
 ) -> Handoff:
     """The answer for a prompt that starts on ``slot``, which holds the hit and is open."""
     raw, deductions = hit.common, hit.deductions
-    if isolated > raw:
-        # The adapters changed and the slot was emptied before the prefix was looked at.
-        note = "the slot was emptied for other adapters"
-        deductions = (Deduction("isolation", 0, isolated, "10", None, note),)
-        raw = isolated
+    if slot.isolated:
+        raw, deductions = slot.isolated, (emptied(slot.isolated),)
     return Handoff(
         seq=seq,
         request=task.request,
@@ -52,6 +48,11 @@ def handoff_of(
         references=REFERENCES,
         unsound=unsound_rules(server.memory, slot, task, hit),
     )
+
+
+def emptied(tokens: int) -> Deduction:
+    """The loss of a slot that is emptied for other adapters before its prefix is looked at."""
+    return Deduction("isolation", 0, tokens, "10", None, "the slot was emptied for other adapters")
 
 
 def child_handoff(server: Server, slot: Slot, task: Task, seq: int) -> Handoff:

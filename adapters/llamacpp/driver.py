@@ -127,12 +127,19 @@ _STEP = {
 }
 _TRACE = {"trace": True, "kind": True, "model": True, "args": True, "lora": True, "steps": _STEP}
 
+
+def _marks(event: Sequence[Any]) -> Mapping[str, Any] | None:
+    """What is followed of a log event: the name of a ``byid``, name and tokens of a ``pc_save``."""
+    return {"byid": {"[0]": True}, "pc_save": {"[0]": True, "[1]": True}}.get(event[0])
+
+
 FOLLOWED: Mapping[str, Mapping[str, Any]] = {
     # What a model without a grammar said, and when a client hung up, is not the server's doing.
     "draft": {"steps": {"result": {"out": True}}},
     "stop": {"steps": {"result": {"out": True}}},
     "cancel": {"steps": {"kept": True}},
-    "busy_slot": {"steps": {"ev": True}},
+    # When the second request came shows in the tokens that its swap saves, behind its "byid".
+    "busy_slot": {"steps": {"ev": {"[]": _marks}}},
 }
 
 

@@ -50,6 +50,8 @@ class LlamaCppEngine:
     def submit(self, request: Request, now: float) -> None:
         """Queue a request; ``n_cmpl`` > 1 adds children that share its prompt (RULES 9)."""
         options = request.options
+        if request.images:
+            raise Unsupported(f"{request.id}: llama.cpp's multimodal prompts are left out")
         task = self._task(request.id, request.prompt, request.max_tokens, options)
         task.scales = _scales(request)
         for index in range(1, int(options.get("n_cmpl", 1))):
@@ -89,7 +91,8 @@ class LlamaCppEngine:
             for task in [task for task in queue if task.request == request_id]:
                 queue.remove(task)
         for slot in self.server.slots:
-            if slot.task is not None and slot.task.request.split("#")[0] == request_id:
+            name = "" if slot.task is None else slot.task.request
+            if request_id in (name, name.rpartition("#")[0]):
                 self.scheduler.cancel(slot)
 
     def act(self, action: str, options: Mapping[str, Any], now: float) -> None:

@@ -21,7 +21,7 @@ def host_name(group: str) -> str:
 def make_layout(options: Options) -> Layout:
     """A device pool and a host pool per group, and a small pattern of layers."""
     sizes: dict[str, int] = {}
-    if options.memory == "window" and options.n_swa:
+    if options.memory == "window":
         sizes[WINDOW] = options.window_cells * options.streams
     if options.memory != "recurrent":
         sizes[FULL] = options.total_cells
@@ -37,7 +37,7 @@ def make_layout(options: Options) -> Layout:
             groups.append(Group(name, name, window=options.n_swa if name == WINDOW else None))
     pattern = {
         "attention": (FULL, FULL),
-        "window": (WINDOW, FULL) if options.n_swa else (FULL, FULL),
+        "window": (WINDOW, FULL),
         "recurrent": (STATE, STATE),
         "hybrid": (STATE, FULL),
     }[options.memory]

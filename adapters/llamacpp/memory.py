@@ -50,7 +50,7 @@ class Memory:
         self.options = options
         self.kv: dict[str, Cells] = {}
         slots = options.num_slots
-        if options.n_swa and options.memory == "window":
+        if options.memory == "window":
             self.kv[WINDOW] = Cells(options.window_cells, options.streams, slots, options.n_swa)
         if options.memory != "recurrent":
             self.kv[FULL] = Cells(options.stream_cells, options.streams, slots)

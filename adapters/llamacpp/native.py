@@ -57,7 +57,7 @@ def replay_native(case: Case) -> Mapping[str, Any]:
     line = case.line
     options = from_command(line)
     # A draft model that is the model itself is always right; on random weights no other ever is.
-    right = line["model"] == "full"
+    right = f"-md @{line['model']} " in f"{line['args']} "
     trace = _Trace(Play(options, case.watch, right), line, case.followed)
     steps = [trace.play_step(at, step) for at, step in enumerate(line["steps"])]
     return {
@@ -298,12 +298,13 @@ class _Trace:
         }
 
 
-def _arrival(events: Sequence[Sequence[Any]], num_prompt: int) -> int:
+def _arrival(followed: Sequence[Sequence[Any] | None], num_prompt: int) -> int:
     """Tokens the running slot held when the second request named it.
 
-    That request's swap saves the slot: the first save after the second ``byid``. Without a RAM
-    cache nothing depends on it.
+    Its swap saves the slot: the first save after the second ``byid``. Without a RAM cache nothing
+    depends on it. ``followed`` has a gap for every event that is compared.
     """
+    events = [event for event in followed if event is not None]
     named = [at for at, event in enumerate(events) if event[0] == "byid"]
     if len(named) < 2:
         raise Unsupported("when the second request came cannot be told from the log")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from handoff.adapter import Options as BaseOptions
 from handoff.errors import BadInput, Unsupported
@@ -65,6 +65,12 @@ class Options(BaseOptions):
     add_bos: bool = Field(False, description="the model adds a BOS token")
     eos_token: int | None = Field(None, description="token that ends a generation")
 
+    @model_validator(mode="after")
+    def _window_of_window_memory(self) -> Options:
+        if (self.memory == "window") != (self.n_swa > 0):
+            raise ValueError("memory 'window' needs n_swa above 0, and n_swa needs that memory")
+        return self
+
     @cached_property
     def num_slots(self) -> int:
         """Number of slots (``-np auto`` = 4)."""
@@ -90,11 +96,6 @@ class Options(BaseOptions):
         """Cells of one stream of the full cache."""
         total = round_up(self.ctx_size or self.n_ctx_train)
         return total if self.unified else round_up(total // self.num_slots)
-
-    @cached_property
-    def window(self) -> int | None:
-        """Window of a sliding-window model, ``None`` for others."""
-        return self.n_swa if self.memory == "window" else None
 
     @cached_property
     def window_cells(self) -> int:
@@ -133,7 +134,7 @@ class Options(BaseOptions):
     @cached_property
     def visible_window(self) -> int:
         """The window in the server's tests of a hit: 0 with ``--swa-full`` (RULES 3.6)."""
-        return self.n_swa if self.memory == "window" and not self.swa_full else 0
+        return 0 if self.swa_full else self.n_swa
 
     @cached_property
     def has_checkpoints(self) -> bool:
@@ -169,7 +170,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"memory": "hybrid", "n_layer": 1, "kv_bytes_per_token": 64, "state_bytes": 300},
     "mamba": {"memory": "recurrent", "n_layer": 0, "kv_bytes_per_token": 0, "state_bytes": 300},
 }
-"""The tiny models of the recordings; sizes follow from recorded file sizes (RULES 8.4)."""
+"""The tiny models of the recordings; sizes follow from recorded file sizes (RULES 8.4).
+
+Of ``mamba`` no file was recorded and no decision depends on its bytes: it has lfm2's state.
+"""
 
 _MEMORIES = {"plain": "full", "window": "swa64", "hybrid": "lfm2", "recurrent": "mamba"}
 

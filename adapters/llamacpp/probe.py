@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from handoff.types import GroupMatch, Match
 
+from .answer import emptied
 from .hit import plan_hit
 from .slots import Task, choose
 
@@ -19,7 +20,7 @@ def probe(server: Server, task: Task) -> Match:
     """The match on the slot that would be chosen now.
 
     A RAM entry that would be swapped in first counts with its common prefix; checkpoints inside it
-    are not looked at.
+    are not looked at. A slot that would be emptied for other adapters loses all of it.
     """
     choice = choose(server.slots, task.prompt, task.id_slot, server.options.slot_prompt_similarity)
     lengths = [slot.lcp(task.prompt) for slot in server.slots]
@@ -29,12 +30,14 @@ def probe(server: Server, task: Task) -> Match:
     groups = [group.name for group in server.memory.layout.groups]
     if choice is None or choice.slot.busy:
         return Match(0, 0, tuple(GroupMatch(name, 0) for name in groups), elsewhere)
+    slot, better = choice.slot, None
     if choice.update and server.ram is not None:
-        better = server.ram.better(choice.slot, task.prompt)
-        if better is not None:
-            raw = better[0].lcp(task.prompt)
-            hit = min(raw, task.num_prompt - 1)
-            return Match(raw, hit, tuple(GroupMatch(name, raw) for name in groups), elsewhere)
-    hit_plan = plan_hit(choice.slot, task, server.options, server.memory)
-    found = tuple(GroupMatch(name, hit_plan.common) for name in groups)
-    return Match(hit_plan.common, hit_plan.tokens, found, elsewhere, hit_plan.deductions)
+        better = server.ram.better(slot, task.prompt)
+    raw = slot.lcp(task.prompt) if better is None else better[0].lcp(task.prompt)
+    found = tuple(GroupMatch(name, raw) for name in groups)
+    if slot.isolates(task):
+        return Match(raw, 0, found, elsewhere, (emptied(raw),) if raw else ())
+    if better is not None:
+        return Match(raw, min(raw, task.num_prompt - 1), found, elsewhere)
+    hit = plan_hit(slot, task, server.options, server.memory)
+    return Match(raw, hit.tokens, found, elsewhere, hit.deductions)

@@ -13,6 +13,7 @@ from .checkpoints import cut_after
 from .family import feed_children, open_child
 from .options import Options
 from .server import Server
+from .shift import shift_context
 from .slots import Slot, Task
 
 __all__ = ["MicroBatch", "Scheduler"]
@@ -101,9 +102,9 @@ class Scheduler:
     def _wake(self) -> None:
         """For each slot that was freed, one waiting task comes back (pop_deferred_task)."""
         for slot in self.server.ended:
-            named = [task for task in self.waiting if task.id_slot == slot]
-            if named or self.waiting:
-                task = named[0] if named else self.waiting[0]
+            if self.waiting:
+                named = (task for task in self.waiting if task.id_slot == slot)
+                task = next(named, self.waiting[0])
                 self.waiting.remove(task)
                 self.queue.appendleft(task)
         self.server.ended.clear()
@@ -111,7 +112,7 @@ class Scheduler:
     def _shift(self) -> None:
         for slot in self.server.slots:
             if slot.phase == "generating" and slot.length + 1 >= self.options.slot_limit:
-                self.server.shift_context(slot)
+                shift_context(self.server, slot)
         self._wake()
 
     # -- building a batch ----------------------------------------------------------------------

@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from handoff.errors import Unsupported
 from handoff.types import Event, Handoff
 
 from .answer import handoff_of
-from .checkpoints import Checkpoint, Origin, make_room, wanted
+from .checkpoints import Checkpoint, make_room, wanted
 from .hit import plan_hit
 from .log import EVENTS, Line, f3
 from .memory import Memory
 from .options import Options
 from .ram_cache import Entry, RamCache
-from .shift import plan_shift
 from .slots import Choice, Slot, Task, choose
 
 __all__ = ["Server"]
@@ -40,8 +40,6 @@ class Server:
         self.handoffs: dict[int, Handoff] = {}
         self.ended: list[int] = []
         """Slots that were freed since waiting tasks were last looked at."""
-        self.isolated: dict[int, int] = {}
-        """Prompt tokens a slot held before a change of adapters emptied it, until it starts."""
         self.ticks = count()
 
     # -- log -----------------------------------------------------------------------------------
@@ -97,10 +95,11 @@ class Server:
         slot.num_outputs = 0
         slot.drafts = slot.ahead = slot.replay = ()
         slot.truncated = False
+        slot.isolated = 0
         default = dict.fromkeys(self.options.lora, 1.0)
-        if task.scales is not None and task.scales != slot.scales:
+        if slot.isolates(task):
             self.say("lora", slot)
-            self.isolated[slot.id] = slot.lcp(task.prompt)
+            slot.isolated = slot.lcp(task.prompt)
             self.empty(slot)
         slot.scales = default if task.scales is None else task.scales
 
@@ -154,22 +153,24 @@ class Server:
         """Move an entry into a slot; a running one goes on in the foreign text (RULES 11.4)."""
         assert self.ram is not None
         task, running = slot.task, self.memory.open_seq[slot.id] is not None
+        if running and slot.phase != "generating":
+            raise Unsupported(f"slot {slot.id} is named while its prompt is computed, and swapped")
         if running:
             self.memory.close(slot.id)
             self.events.append(Event("unsound", None, (slot.id,), tokens=entry.length, rule="11.4"))
-        if not self.memory.load(slot.id, entry.saved):
+        if self.memory.load(slot.id, entry.saved):
+            self.memory.remove(slot.id, entry.length)
+            self.drop_checkpoints(slot)
+            slot.text = entry.text.slice(0, entry.length)
+            slot.length = entry.length
+            slot.origin = entry.origin
+            self.ram.take(entry)
+            slot.loaded = True
+            slot.checkpoints = entry.checkpoints
+            self.memory.drop(entry.saved)
+        else:
             self.say("loadfail", slot)
             self.clear(slot)
-            return
-        self.memory.remove(slot.id, entry.length)
-        self.drop_checkpoints(slot)
-        slot.text = entry.text.slice(0, entry.length)
-        slot.length = entry.length
-        slot.origin = entry.origin
-        self.ram.take(entry)
-        slot.loaded = True
-        slot.checkpoints = entry.checkpoints
-        self.memory.drop(entry.saved)
         if running:
             assert task is not None
             self.reopen(slot, task)
@@ -232,7 +233,8 @@ class Server:
             self.say("reset", slot)
         if hit.restore is not None:
             item = hit.restore
-            self.memory.load(slot.id, item.saved)
+            if not self.memory.load(slot.id, item.saved):
+                raise Unsupported(f"no room to restore a checkpoint of slot {slot.id}")
             self.say(
                 "ck<", slot, item.pos_min, item.pos_max, item.num_tokens, hit.tokens + hit.full
             )
@@ -250,8 +252,7 @@ class Server:
         slot.length = hit.tokens
         slot.phase = "prompt"
         seq = self.memory.open(slot.id, task.request, task.prompt, slot.lora)
-        isolated = self.isolated.pop(slot.id, 0)
-        answer = handoff_of(self, slot, task, hit, seq, isolated, elsewhere)
+        answer = handoff_of(self, slot, task, hit, seq, elsewhere)
         self.handoffs[seq] = answer
         for rule in answer.unsound:
             self.events.append(
@@ -305,38 +306,6 @@ class Server:
     def makes_checkpoints(self, task: Task) -> bool:
         """Whether checkpoints are made for a task at all (RULES 5)."""
         return self.options.has_checkpoints and not task.decision
-
-    # -- context shift -------------------------------------------------------------------------
-
-    def shift_context(self, slot: Slot) -> None:
-        """Discard and move down the list of a slot that is full (RULES 10)."""
-        task = slot.task
-        assert task is not None
-        if task.children or slot.parent is not None:
-            self.say("error", slot, "server_error")
-            self.release(slot)
-            return
-        plan = plan_shift(
-            slot.length,
-            task.num_prompt,
-            self.options.slot_limit,
-            int(task.options.get("n_keep", self.options.keep)),
-            int(task.options.get("n_discard", 0)),
-            self.options.add_bos,
-        )
-        self.say("ctxshift", slot, *plan)
-        kept, gone = plan.keep, plan.discard
-        self.memory.close(slot.id)
-        self.memory.remove(slot.id, kept, kept + gone)
-        self.memory.move(slot.id, kept + gone, slot.length, -gone)
-        text = slot.text.slice(0, kept)
-        text.extend(slot.text, kept + gone, slot.length)
-        slot.text = text
-        slot.length -= gone
-        slot.origin = Origin(((slot.length, slot.lora),), kept)
-        slot.truncated = True
-        self.drop_checkpoints(slot)
-        self.reopen(slot, task)
 
     def reopen(self, slot: Slot, task: Task) -> None:
         """Open a running slot's sequence anew on a changed list; the sampled token follows it."""

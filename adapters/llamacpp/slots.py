@@ -76,6 +76,8 @@ class Slot:
     """Whether the RAM cache filled the slot for its present task."""
     chosen: str = ""
     """How the slot came to its task, in words."""
+    isolated: int = 0
+    """Prompt tokens it held until a change of adapters emptied it for its present task."""
     truncated: bool = False
     drafts: tuple[int, ...] = ()
     """The drafter's guesses for what follows ``sampled``."""
@@ -97,6 +99,10 @@ class Slot:
     def busy(self) -> bool:
         """Whether a task runs (or waits) here."""
         return self.task is not None
+
+    def isolates(self, task: Task) -> bool:
+        """Whether launching ``task`` here empties the slot: it asks for other scales (RULES 10)."""
+        return task.scales is not None and task.scales != self.scales
 
     def lcp(self, prompt: Seq) -> int:
         """Longest common prefix of the list and a prompt."""

@@ -46,3 +46,12 @@ def test_rule_10_text_of_another_tenant_in_a_slot_not_chosen() -> None:
 def test_rule_10_adapters_isolate() -> None:
     entries = served(ONE, spec("a", "s", lora="A"), spec("b", "t"), spec("c", "s", lora="B"))
     assert entries["c"].lost == {"isolation": 64}
+
+
+def test_rule_9_children_add_nothing_to_the_servers_counters() -> None:
+    entries = served(
+        {**TWO, "kv_unified": True}, spec("a", "s"), spec("b", "s", options={"n_cmpl": 2})
+    )
+    assert entries["b"].counters == {"cache_n": 63, "prompt_n": 1}
+    child = entries["b#1"]
+    assert (child.hit_tokens, child.counters) == (64, {})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from handoff.adapters.llamacpp.batches import Work, consecutive, equal
 from handoff.adapters.llamacpp.cells import Cells
@@ -11,9 +13,10 @@ from handoff.adapters.llamacpp.options import Options
 from handoff.adapters.llamacpp.reuse import find_chunks
 from handoff.adapters.llamacpp.shift import plan_shift
 
-from handoff.errors import Refused, Unsupported
+from handoff.adapter import load, make_options
+from handoff.errors import BadInput, Refused, Unsupported
 from handoff.index.spans import Seq
-from handoff.types import NULL
+from handoff.types import NULL, Image
 
 from .serving import HYBRID, ONE, RECURRENT, SMALL, WINDOW, Server, text
 
@@ -47,6 +50,12 @@ def test_rule_1_window_caches_shift_only_if_both_have_equally_many_cells() -> No
     assert not Options(**base, ctx_size=1024).can_shift
     assert Options(**base, ctx_size=256).can_shift
     assert Options(**base, ctx_size=1024, swa_full=True).can_shift
+
+
+def test_rule_1_a_window_belongs_to_a_window_memory() -> None:
+    for wrong in ({"memory": "window"}, {"n_swa": 64}, {"memory": "hybrid", "n_swa": 64}):
+        with pytest.raises(BadInput, match="n_swa"):
+            make_options(load("llamacpp"), wrong)
 
 
 # -- 2 slot choice -----------------------------------------------------------------------------
@@ -455,6 +464,16 @@ def test_rule_10_a_cancelled_request_keeps_what_it_fed_back() -> None:
     assert server.serve([*text(1, 40), *text(901, 9)]).hit == 45
 
 
+def test_rule_10_a_name_with_a_hash_can_be_cancelled() -> None:
+    server = Server(SMALL, ONE)
+    request = replace(server.request(text(1, 40), 50), id="a#1")
+    server.play.submit(request)
+    server.play.until(lambda: server.lengths[0] == 45)
+    server.engine.abort("a#1", 0.0)
+    server.play.finish()
+    assert server.lengths == [45]
+
+
 def test_rule_10_generation_stops_at_the_limit_without_a_context_shift() -> None:
     server = Server(SMALL, ONE, ctx_size=256)
     report = server.serve(text(1, 250), 99)
@@ -499,6 +518,29 @@ def test_rule_10_other_adapters_empty_the_slot_but_none_does_not() -> None:
     (lost,) = server.handoffs["r2"].deductions
     assert (lost.reason, lost.start, lost.stop) == ("isolation", 0, 40)
     assert server.serve(text(1, 40)).hit == 39
+
+
+def test_rule_10_a_slot_emptied_under_a_child_is_no_loss_of_the_next_request() -> None:
+    server = Server(TWO)
+    for slot in (0, 1):
+        server.serve(text(1, 40), id_slot=slot, lora_name="A")
+    server.serve(text(1, 40), 2, n_cmpl=2, lora_name="B", id_slot=1)
+    server.serve(text(5, 30), id_slot=0, lora_name="B")
+    assert [server.handoffs[name].raw_tokens for name in ("r3", "r4")] == [40, 0]
+    assert server.handoffs["r4"].deductions == ()
+
+
+@pytest.mark.parametrize("ram", [0, 8])
+def test_rule_10_a_probe_knows_that_other_adapters_empty_the_slot(ram: int) -> None:
+    server = Server(SMALL, ONE, cache_ram=ram)
+    server.serve(text(1, 40), lora_name="A")
+    if ram:
+        server.serve(text(2, 40), lora_name="A")
+    for lora, hit in (("B", 0), ("A", 39), (None, 39)):
+        match = server.engine.probe(server.request(text(1, 40), lora_name=lora))
+        assert (match.raw_tokens, match.hit_tokens) == (40, hit)
+        assert ("isolation" in {lost.reason for lost in match.deductions}) is (hit == 0)
+    assert server.serve(text(1, 40), lora_name="B").hit == 0
 
 
 def test_rule_10_slot_files_restore_a_list_without_checkpoints() -> None:
@@ -557,6 +599,24 @@ def test_rule_11_4_naming_a_running_slot_swaps_its_text() -> None:
     server.play.finish()
     assert ("", "11.4") in server.unsound
     assert server.play.reports[long].kept == 80 + 40 - 1 - (81 - 75)
+
+
+def test_rule_11_4_a_swap_in_mid_prompt_is_left_out() -> None:
+    server = Server(SMALL, BATCH, parallel=2, ctx_size=2048)
+    server.serve(text(1, 74), id_slot=1)
+    server.serve(text(2, 90), id_slot=1)
+    server.play.submit(server.request(text(7, 400), 10, id_slot=0))
+    server.play.until(lambda: server.lengths[0] == 128)
+    server.play.submit(server.request([*text(1, 74), *text(9, 3)], id_slot=0))
+    with pytest.raises(Unsupported, match="while its prompt is computed"):
+        server.play.finish()
+
+
+def test_images_are_left_out() -> None:
+    server = Server(SMALL, ONE)
+    request = replace(server.request(text(1, 40)), images=(Image("cat", 3, 8),))
+    with pytest.raises(Unsupported, match="multimodal"):
+        server.engine.submit(request, 0.0)
 
 
 def test_rule_11_5_a_request_without_adapters_hits_what_adapters_computed() -> None:
