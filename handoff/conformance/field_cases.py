@@ -18,11 +18,10 @@ from typing import Any
 from handoff.adapter import Counts, load
 from handoff.errors import BadInput, Unsupported
 from handoff.experiment import label_of
-from handoff.explain.chain import story
+from handoff.explain.chain import losses, story
 from handoff.explain.prompts import Prompt, compare
 from handoff.index.spans import VIRTUAL
 from handoff.ledger.attribution import Accountant
-from handoff.ledger.entries import Entry
 from handoff.lines import read_objects
 from handoff.runner import run
 from handoff.types import Group, Handoff, Step, StepResult
@@ -30,6 +29,7 @@ from handoff.types.checks import StepChecker
 from handoff.workload.arrivals import Arrival
 from handoff.workload.scenario import RequestSpec, build_arrivals
 
+from .conform import Outcome
 from .field_checks import Played, check, numbers_in
 
 __all__ = ["FieldCase", "FieldOutcome", "cases_of", "field_cases", "play"]
@@ -53,35 +53,19 @@ class FieldCase:
 
 
 @dataclass(slots=True)
-class FieldOutcome:
+class FieldOutcome(Outcome):
     """Counts; a case is a line of the file, a run is a case or variant on one framework."""
 
-    cases: int = 0
-    agree: int = 0
-    differ: int = 0
-    skipped: int = 0
-    requests: int = 0
-    fields: int = 0
+    adapter: str = "field_cases"
     runs: Counter[str] = field(default_factory=Counter)
-    skipped_reasons: Counter[str] = field(default_factory=Counter)
     unchecked: Counter[str] = field(default_factory=Counter)
-    first_difference: dict[str, Any] | None = None
     differences: list[dict[str, Any]] = field(default_factory=list)
     judge: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON form: that of recordings, and what a reader has to judge."""
         return {
-            "adapter": "field_cases",
-            "cases": self.cases,
-            "agree": self.agree,
-            "differ": self.differ,
-            "skipped": self.skipped,
-            "requests": self.requests,
-            "fields": self.fields,
-            "followed": {},
-            "skipped_reasons": dict(sorted(self.skipped_reasons.items())),
-            "first_difference": self.first_difference,
+            **Outcome.as_dict(self),
             "runs": dict(sorted(self.runs.items())),
             "unchecked": dict(sorted(self.unchecked.items())),
             "differences": self.differences,
@@ -135,14 +119,13 @@ def _one(
         for where, expected, got in checked.differences:
             _differs(outcome, path, number, case.label, where, expected, got)
     said = line.get("expectation", {}).get("must_say", "")
-    if counts["agree"] or counts["differ"]:
+    if said and (counts["agree"] or counts["differ"]):
+        outcome.judge.append({"case": line["id"], "must_say": said, "text": text})
         for word in numbers_in(said):
             outcome.fields += 1
             if word not in numbers_in(" ".join(text)):
                 counts["unsaid"] += 1
                 _differs(outcome, path, number, line["id"], "must_say", word, "not in the text")
-        if said:
-            outcome.judge.append({"case": line["id"], "must_say": said, "text": text})
     outcome.runs.update({kind: counts[kind] for kind in ("agree", "differ", "skipped")})
     if counts["differ"] or counts["unsaid"]:
         outcome.differ += 1
@@ -308,7 +291,7 @@ def play(case: FieldCase) -> Played:
         story=[
             *(line for entry in entries for line in story(entry)),
             *_differences(arrivals),
-            *_sums(entries),
+            *losses(entries),
         ],
     )
 
@@ -331,17 +314,6 @@ def _differences(arrivals: Sequence[Arrival]) -> list[str]:
         f"{prompt.name} against {each.other}: {each.words(len(prompt.tokens))}"
         for prompt, each in found
         if each is not None and each.position
-    ]
-
-
-def _sums(entries: Sequence[Entry]) -> list[str]:
-    """The run in one sentence per reason."""
-    total: Counter[str] = Counter()
-    for entry in entries:
-        if entry.attempt == 0:
-            total.update(entry.lost)
-    return [
-        f"In the whole run {reason} costs {tokens:,} tokens." for reason, tokens in total.items()
     ]
 
 

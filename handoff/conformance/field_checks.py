@@ -176,6 +176,7 @@ def _chunks(played: Played, request: str) -> list[list[int]]:
 
 _BY_REQUEST: dict[str, Callable[[Played, str], Any]] = {
     "hit": _entry(lambda entry: entry.hit_tokens),
+    "hit_matched": _entry(lambda entry: entry.raw_tokens),
     "start": _entry(lambda entry: entry.start),
     "compute": _entry(lambda entry: entry.computed_tokens),
     "saved": _entry(lambda entry: entry.prompt_tokens - entry.computed_tokens),
@@ -202,6 +203,9 @@ def _forward(played: Played) -> Any:
 _TOTALS: dict[str, Callable[[Played], Any]] = {
     "forward_tokens": _forward,
     "passes": lambda played: played.passes,
+    "extra_compute_by_isolation": lambda played: sum(
+        e.count("isolation") for e in played.entries.values()
+    ),
     "compute_total": lambda played: sum(e.computed_tokens for e in played.entries.values()),
 }
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from handoff.ledger.entries import Entry
 
-__all__ = ["Link", "chain", "story"]
+__all__ = ["Link", "chain", "losses", "story"]
 
 WORDS = {
     "alignment": "no whole unit covers them",
@@ -88,6 +90,18 @@ def story(entry: Entry) -> list[str]:
     lines += _groups(entry)
     lines += _more(entry)
     return lines
+
+
+def losses(entries: Iterable[Entry]) -> list[str]:
+    """What several requests of a row lost together, by reason; nothing if at most one lost any."""
+    losing = [entry for entry in entries if entry.attempt == 0 and entry.lost]
+    if len(losing) < 2:
+        return []
+    total: Counter[str] = Counter()
+    for entry in losing:
+        total.update(entry.lost)
+    parts = ", ".join(f"{reason} {tokens:,}" for reason, tokens in total.items())
+    return [f"{losing[0].title}: {len(losing):,} requests lost tokens; all together {parts}."]
 
 
 def _links(entry: Entry) -> list[str]:

@@ -18,7 +18,7 @@ from handoff.types import Request
 from handoff.workload.arrivals import Arrival, When
 from handoff.workload.document import read_value
 
-from .chain import chain, story
+from .chain import chain, losses, story
 from .formula import Formula, Twice, fit, smallest_prompt
 from .prompts import Difference, Prompt, compare
 
@@ -123,7 +123,7 @@ class Answer:
             "formula_here": self._formula_here() if self.fits else None,
             "smallest_prompt": self.smallest,
             "never": self.never,
-            "story": story(entry),
+            "story": [*story(entry), *losses(self.entries)],
         }
 
     def _formula_here(self) -> str:

@@ -19,7 +19,7 @@ from handoff.report.tables import legend, strip_lines, style_of
 from handoff.report.totals import label
 from handoff.report.words import count, number_word, percent, seconds, span_of
 
-from .chain import chain, story
+from .chain import chain, losses, story
 from .compare import Answer, Comparison, Outcome
 
 __all__ = ["render", "render_plain", "sentence", "strip_of"]
@@ -62,7 +62,7 @@ def render(
     out.say()
     if steps:
         for answer in comparison.answers:
-            out.items(story(answer.entry))
+            out.items([*story(answer.entry), *losses(answer.entries)])
             out.say()
     elif console.width >= WIDE if six is None else six:
         _six(out, comparison.answers, console.width)

@@ -13,7 +13,7 @@ from rich.console import Console
 from handoff.errors import BadInput
 from handoff.experiment import RowSpec
 from handoff.explain import Prompt, explain, explain_request, shorthand, what_if
-from handoff.explain.chain import chain, story
+from handoff.explain.chain import chain, losses, story
 from handoff.explain.formula import Formula
 from handoff.explain.text import render, render_plain, sentence
 from handoff.index.spans import Seq
@@ -124,6 +124,15 @@ def test_isolation_keeps_tenants_apart() -> None:
     answer = explain(tenants, [vllm()]).answers[0]
     assert answer.entry.lost == {"isolation": 544, "alignment": 8}
     assert answer.entry.hit_tokens == 0
+
+
+def test_losses_of_earlier_prompts_are_summed() -> None:
+    tokens = Seq.of(range(552))
+    tenants = [Prompt(salt, tokens, salt=salt) for salt in "ABC"]
+    answer = explain(tenants, [vllm()], probe=False).answers[0]
+    said = "vLLM: 2 requests lost tokens; all together isolation 1,088, alignment 16."
+    assert answer.to_dict()["story"][-1] == said
+    assert losses(answer.entries[:2]) == []
 
 
 def test_refused_prompts_are_said() -> None:
