@@ -1,6 +1,11 @@
 """Sphinx configuration: ``make docs`` builds the site with warnings as errors."""
 
+import re
 from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
 
 project = "handoff"
 author = "the handoff authors"
@@ -21,3 +26,21 @@ html_theme = "furo"
 html_title = f"handoff {release}"
 html_copy_source = False
 html_show_sphinx = False
+
+
+def _outside(app: Any, docname: str, source: list[str]) -> None:
+    """Name files outside ``docs`` instead of linking to them: the site does not have them."""
+    folder = (HERE / docname).parent
+
+    def named(match: re.Match[str]) -> str:
+        path = (folder / match[2]).resolve()
+        if path.is_relative_to(HERE) or not path.is_relative_to(HERE.parent):
+            return match[0]
+        return f"{match[1]} (`{path.relative_to(HERE.parent).as_posix()}`)"
+
+    source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\((\.\./[^)\s#]+)\)", named, source[0])
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", _outside)
