@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from handoff import kernels
-from handoff.bench_kernels import Shape, contiguous, gathered, make, row_of
+from handoff.bench_kernels import Shape, bench_kernels, contiguous, gathered, make, row_of
+from handoff.errors import HandoffError
 
 
 def test_baselines_compute_the_same_attention() -> None:
@@ -23,6 +25,13 @@ def test_baselines_compute_the_same_attention() -> None:
             assert isinstance(want, torch.Tensor)
             assert torch.allclose(got, want.transpose(1, 2).reshape(got.shape), atol=1e-5)
         assert shape.pairs == case.segments.pairs
+
+
+def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = kernels.attend
+    monkeypatch.setattr(kernels, "attend", lambda *given: right(*given) + 0.01)
+    with pytest.raises(HandoffError, match="contiguous SDPA, nothing is timed"):
+        bench_kernels("cpu", repeats=1)
 
 
 def test_a_missed_ratio_is_not_ok() -> None:
