@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from handoff.errors import Unsupported
 from handoff.types import Close, Event
 
+from . import LEFT_OUT
 from .adder import Adder, Verdict
 from .cache import PrefixCache
 from .options import Options
@@ -38,6 +40,13 @@ class Batch:
     def reqs(self) -> list[Req]:
         """All rows in order."""
         return self.prefill + self.decode
+
+
+def _outgrown(reqs: Sequence[Req]) -> Unsupported:
+    """Everything was evicted and all others went back, yet a decode step does not fit."""
+    names = ", ".join(req.id for req in reqs)
+    what = "a last request that outgrows the pool"
+    return Unsupported(f"SGLang adapter, {names}: {what} is left out ({LEFT_OUT[what]})")
 
 
 class Scheduler:
@@ -236,8 +245,10 @@ class Scheduler:
             cache.room.make_room(growth + extra)
             blocks = sum(cache.pages(to) for to in targets)
             blocks -= sum(len(req.row) for req in self.running)
-            if blocks <= cache.slots.num_free or len(self.running) == 1:
+            if blocks <= cache.slots.num_free:
                 break
+            if len(self.running) == 1:
+                raise _outgrown(self.running)
             victim = self.running.pop()  # the batch can only shrink from its end
             self._give_back(victim, len(self.running))
             self.waiting.append(victim)
@@ -266,6 +277,9 @@ class Scheduler:
             if req.decoded:
                 cache.free_windows(req, req.committed, self.options.swa_eviction_interval)
         cache.room.make_room(len(reqs) if page == 1 else len(reqs) * page)
+        need = self._need(reqs)
+        if not cache.room.has_room(need, need):
+            raise _outgrown(reqs)
         rows = []
         for req in reqs:
             rows.append((req, cache.grow(req, req.committed + 1)))

@@ -228,6 +228,15 @@ def test_rule_5_the_request_with_fewest_outputs_goes_back() -> None:
     assert handoffs[1].known_tokens > 12 and handoffs[1].prompt_tokens == 12
 
 
+@pytest.mark.parametrize("drafts", [{}, {"speculative_num_steps": 3}])
+def test_rule_5_a_last_request_that_outgrows_the_pool_is_left_out(drafts: Any) -> None:
+    algorithm = {"speculative_algorithm": "EAGLE"} if drafts else {}
+    play = Play(max_total_tokens=24, clip_max_new_tokens_estimation=4, **algorithm, **drafts)
+    play.submit(words(1, 10), 20)
+    with pytest.raises(Unsupported, match="outgrows the pool"):
+        play.run()
+
+
 def test_rule_5_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
     play = Play(enable_priority_scheduling=True, max_running_requests=1)
     play.submit(words(1, 10), 8)
