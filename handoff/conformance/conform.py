@@ -148,6 +148,8 @@ def conform(
                         field="workload",
                     )
             _one(outcome, recordings, kind_name, file, number, line, known, workload, watch)
+    if not outcome.cases:  # else a damaged folder would pass
+        raise BadInput("holds no such case", file=path, line=line_number)
     return outcome
 
 
@@ -175,17 +177,24 @@ def _one(
 ) -> None:
     kind: Kind = recordings.kinds[kind_name]
     name = config_name(line)
-    case = Case(
-        kind=kind_name,
-        line=keep(line, kind.inputs),
-        followed=keep(line, kind.followed) if kind.followed else {},
-        configs=known,
-        config=recordings.config_entry(known, name) if name else None,
-        workload=workload,
-        watch=watch,
-    )
+    try:
+        case = Case(
+            kind=kind_name,
+            line=keep(line, kind.inputs),
+            followed=keep(line, kind.followed) if kind.followed else {},
+            configs=known,
+            config=recordings.config_entry(known, name) if name else None,
+            workload=workload,
+            watch=watch,
+        )
+        expected = without(line, kind.inputs, kind.followed)
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"the line or its configuration is no recording of kind {kind_name}: {error}",
+            file=file,
+            line=number,
+        ) from None
     outcome.cases += 1
-    expected = without(line, kind.inputs, kind.followed)
     crash: Exception | None = None
     try:
         produced = dict(kind.replay(case))

@@ -98,6 +98,21 @@ def test_unknown_places(tmp_path: Path) -> None:
             call()
 
 
+def test_a_place_without_a_case_never_passes(tmp_path: Path) -> None:
+    path = folder(tmp_path, {"config": "a", "ops": [{"op": "x", "n": 1, "double": 2}]})
+    with pytest.raises(BadInput, match="line 7: holds no such case"):
+        conform(path, adapter(), line_number=7)
+    with pytest.raises(BadInput, match="holds no such case"):
+        conform(folder(tmp_path), adapter())
+
+
+def test_a_schema_that_cannot_read_a_line_names_it(tmp_path: Path) -> None:
+    schema = {"config": True, "ops": lambda op: {"n": op["kind"]}}
+    path = folder(tmp_path, {"config": "a", "ops": [5]})
+    with pytest.raises(BadInput, match="line 1: the line or its configuration is no recording"):
+        conform(path, adapter(Kind(inputs=schema, replay=replay)))
+
+
 def test_schemas_take_and_leave() -> None:
     line = {"op": "s", "rows": [["a", 1]], "o": {"a": 3, "b": 4}}
     schema = {"op": True, "o": "keys"}
