@@ -6,6 +6,7 @@ progress and errors to standard error.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from pathlib import Path
@@ -62,8 +63,13 @@ def main(argv: list[str] | None = None) -> NoReturn:
 
     A broken invariant of our own is one line and exit code 1: a check that failed.
     """
+    for stream in (sys.stdout, sys.stderr):  # a locale without our characters costs only them
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         code = app(args=argv, prog_name="handoff", standalone_mode=False)
+    except SystemExit:  # how click ends when nobody reads on (head -1): no failure
+        sys.exit(0)
     except typer.Abort:
         sys.exit(130)
     except HandoffError as error:

@@ -236,6 +236,22 @@ def test_one_run_a_folder_and_a_folder_that_can_be_written(tmp_path: Path) -> No
     assert handoff(*args, cwd=tmp_path).returncode == 0 and not (tmp_path / ".parts").exists()
 
 
+def test_any_locale_and_width_will_do(tmp_path: Path) -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    for columns in ("20", "300"):
+        done = handoff("explain", "--shared", "40", COLUMNS=columns, cwd=tmp_path, **ascii_only)
+        assert done.returncode == 0 and done.stdout.isascii(), done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_failure(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "handoff", "run", "mid-block", "--plan-only"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(timeout=60) == 0
+    assert (tmp_path / "out" / "ledger.parquet").exists()
+
+
 def test_a_broken_invariant_is_one_line_and_keeps_what_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
