@@ -37,7 +37,7 @@ TILES: dict[int, dict[int, tuple[Tile, ...]]] = {
 }
 """Half-precision entries by architecture and padded head dimension, smallest rows first."""
 
-FLOAT32 = Tile(16, 32, 8, 2)
+FLOAT32: dict[int, tuple[Tile, ...]] = {128: (Tile(16, 32, 8, 2),), 256: (Tile(16, 16, 8, 2),)}
 """float32 uses IEEE dot products without tensor cores; small tiles keep it in registers."""
 
 SPLIT = 512
@@ -50,9 +50,8 @@ def choose_tile(head_dim: int, rows: int, *, half: bool, arch: int = 90) -> Tile
     ``head_dim`` is padded to the next entry; ``KeyError`` names one that is too large. ``arch`` is
     the compute capability (90 for 9.0); the newest entry that is not newer serves.
     """
-    if not half:
-        return FLOAT32
-    known = TILES[max((each for each in TILES if each <= arch), default=min(TILES))]
+    newest = max((each for each in TILES if each <= arch), default=min(TILES))
+    known = TILES[newest] if half else FLOAT32
     for padded, tiles in known.items():
         if head_dim <= padded:
             return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])

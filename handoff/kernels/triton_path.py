@@ -83,8 +83,22 @@ def plan(
     """
     key = f"triton/{group}/{head_dim}/{kv_heads}/{like.dtype}/{like.device}/{exact}/{tile}"
     found = segments.cache.get(key)
-    if isinstance(found, Plan):
-        return found
+    if not isinstance(found, Plan):
+        found = segments.cache[key] = _planned(
+            segments, group, head_dim, kv_heads, like, exact, tile
+        )
+    return found
+
+
+def _planned(
+    segments: Segments,
+    group: int,
+    head_dim: int,
+    kv_heads: int,
+    like: torch.Tensor,
+    exact: bool,
+    tile: Tile | None,
+) -> Plan:
     counts = segments.counts
     if tile is None:
         rows = group if exact or not len(counts) else int(counts.max()) * group
@@ -108,7 +122,7 @@ def plan(
     def device(values: Any) -> torch.Tensor:
         return torch.as_tensor(np.ascontiguousarray(values), dtype=torch.int32).to(like.device)
 
-    made = Plan(
+    return Plan(
         tile,
         device(np.array(pairs, np.int64).reshape(-1, 2)),
         device(segments.q_start),
@@ -120,8 +134,6 @@ def plan(
         split_first,
         splits,
     )
-    segments.cache[key] = made
-    return made
 
 
 def attend(

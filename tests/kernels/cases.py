@@ -9,7 +9,8 @@ import torch
 
 from handoff.kernels.segments import Segments
 
-TOLERANCE = {torch.float32: 3e-6, torch.float16: 3e-3, torch.bfloat16: 2.5e-2}
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+"""Largest difference from the float64 oracle on unit-normal inputs."""
 
 
 @dataclass(frozen=True)

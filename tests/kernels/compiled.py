@@ -1,4 +1,4 @@
-"""Run in a process of its own: every tile of ``attend`` compiles for real GPUs, without one.
+"""Run in a process of its own: every kernel and tile compiles for real GPUs, without one.
 
 Checks what a person would look for in the binary: no spills, shared memory within the device's
 limit, tensor-core instructions, asynchronous copies. Prints one JSON object: entry -> registers and
@@ -7,6 +7,7 @@ shared bytes; ``--write FILE`` keeps it as the golden table.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from handoff.kernels import triton_cache
 from handoff.kernels.tiles import FLOAT32, TILES, Tile
 from handoff.kernels.triton_attention import attend_kernel, combine_kernel
 
@@ -86,21 +88,67 @@ def gate() -> dict[str, dict[str, int]]:
                     made = build(what, arch, tile.warps, tile.stages)
                     name = f"sm_{arch} D{dim} {tile.rows}x{tile.keys} split={int(split)}"
                     table[name] = look(name, made, arch, tensor_cores=True, tile=tile)
-    made = build(source(FLOAT32, 128, "fp32", split=False), 90, FLOAT32.warps, FLOAT32.stages)
-    table["sm_90 D128 float32"] = look("float32", made, 90, tensor_cores=False, tile=FLOAT32)
+    for arch, (dim, (tile,)) in itertools.product((90, 80), FLOAT32.items()):
+        name = f"sm_{arch} D{dim} float32"
+        made = build(source(tile, dim, "fp32", split=False), arch, tile.warps, tile.stages)
+        table[name] = look(name, made, arch, tensor_cores=False, tile=tile)
     window = TILES[90][64][-1]
     made = build(
         source(window, 64, "bf16", split=False, window=1024), 90, window.warps, window.stages
     )
     table["sm_90 D64 window"] = look("window", made, 90, tensor_cores=True, tile=window)
-    signature = {
-        "out_ptr": "*bf16", "part_ptr": "*fp32", "top_ptr": "*fp32", "weight_ptr": "*fp32",
-        "rows": "i32", "splits": "i32", "HEAD_DIM": "constexpr", "DIM": "constexpr",
-    }  # fmt: skip
-    merged = ASTSource(combine_kernel, signature, {"HEAD_DIM": 128, "DIM": 128})
-    made = build(merged, 90, 4, 3)
-    table["sm_90 combine"] = look("combine", made, 90, tensor_cores=False, tile=None)
+    for name, what in movers().items():
+        table[f"sm_90 {name}"] = look(
+            name, build(what, 90, 4, 3), 90, tensor_cores=False, tile=None
+        )
     return table
+
+
+def movers() -> dict[str, ASTSource]:
+    """``combine`` and the kernels that move and turn content: 8 KV heads of 128 in bf16."""
+    bf16, longs, floats = "*bf16", "*i64", "*fp32"
+    width = {"WIDTH": 1024, "LANES": 1024}
+    lists = {"like": bf16, "page_ptr": longs, "run_ptr": longs}
+    shapes: dict[str, tuple[Any, dict[str, str], dict[str, int]]] = {
+        "combine": (
+            combine_kernel,
+            {"out_ptr": bf16, "part_ptr": floats, "top_ptr": floats, "weight_ptr": floats,
+             "rows": "i32", "splits": "i32"},
+            {"HEAD_DIM": 128, "DIM": 128},
+        ),
+        "write": (
+            triton_cache.write_kernel,
+            {"k_pages": bf16, "v_pages": bf16, "k_ptr": bf16, "v_ptr": bf16, "slot_ptr": longs,
+             "k_token": "i32", "v_token": "i32"},
+            width,
+        ),
+        "copy": (
+            triton_cache.copy_kernel,
+            {"like": bf16, "source_ptr": longs, "target_ptr": longs, "run_ptr": longs},
+            width,
+        ),
+        "zero": (triton_cache.zero_kernel, lists, width),
+        "shift": (
+            triton_cache.shift_kernel,
+            {**lists, "cos_ptr": floats, "sin_ptr": floats},
+            {"HEADS": 8, "HALF": 64, "LANES": 64},
+        ),
+        "gather": (
+            triton_cache.gather_kernel,
+            {"out_ptr": bf16, "page_ptr": bf16, "slot_ptr": longs},
+            width,
+        ),
+        "scan": (
+            triton_cache.scan_kernel,
+            {"out_ptr": bf16, "decay_ptr": bf16, "gain_ptr": bf16, "initial_ptr": bf16,
+             "q_start_ptr": longs},
+            {"WIDTH": 4096, "LANES": 128},
+        ),
+    }  # fmt: skip
+    return {
+        name: ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, constants)
+        for name, (kernel, signature, constants) in shapes.items()
+    }
 
 
 def look(

@@ -8,7 +8,7 @@ import torch
 
 from handoff import kernels
 from handoff.kernels import oracle
-from handoff.kernels.tiles import TILES, choose_tile, split_tokens
+from handoff.kernels.tiles import FLOAT32, TILES, choose_tile, split_tokens
 
 from .cases import TOLERANCE, Shape, batch, doubles
 
@@ -24,8 +24,10 @@ def test_tiles_are_chosen_by_rows_and_splits_by_occupancy() -> None:
     assert choose_tile(128, 4, half=True) == TILES[90][128][0]
     assert choose_tile(80, 17, half=True) == TILES[90][128][1]
     assert choose_tile(64, 9999, half=True, arch=86) == TILES[80][64][-1]
-    with pytest.raises(KeyError):
-        choose_tile(512, 1, half=True)
+    assert choose_tile(64, 9999, half=False) == FLOAT32[128][0]
+    for half in (True, False):
+        with pytest.raises(KeyError):
+            choose_tile(512, 1, half=half)
     tile = TILES[90][128][0]
     assert split_tokens(264, 32_768, tile, 132, exact=False) >= 32_768  # the device is full
     assert split_tokens(8, 1000, tile, 132, exact=False) == 1024  # too few keys to cut
@@ -43,4 +45,4 @@ def test_attend_on_a_device(shape: Shape, dtype: torch.dtype) -> None:
     want = oracle.attend(
         doubles(case.q), doubles(case.k), doubles(case.v), case.segments, case.scale
     )
-    assert np.abs(doubles(got) - want).max() <= 2 * TOLERANCE[dtype]
+    assert np.abs(doubles(got) - want).max() <= TOLERANCE[dtype]

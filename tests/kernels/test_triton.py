@@ -1,6 +1,6 @@
 """Triton kernels without a GPU: interpreted against the oracle, and compiled for real devices.
 
-Both run in processes of their own: the interpreter's flag is read when kernels are decorated.
+All run in processes of their own: the interpreter's flag is read when kernels are decorated.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton")
 
@@ -35,7 +36,13 @@ def own_process(module: str, **env: str) -> str:
 
 def test_interpreted_kernels_equal_the_oracle() -> None:
     lines = own_process("tests.kernels.interpreted", TRITON_INTERPRET="1").splitlines()
-    assert len(lines) == 5, lines
+    assert len(lines) == 7, lines
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_kernels_on_a_device_equal_the_oracle() -> None:
+    assert len(own_process("tests.kernels.interpreted").splitlines()) == 7
 
 
 @pytest.mark.slow
