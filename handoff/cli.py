@@ -70,13 +70,11 @@ def main(argv: list[str] | None = None) -> NoReturn:
         code = app(args=argv, prog_name="handoff", standalone_mode=False)
     except SystemExit:  # how click ends when nobody reads on (head -1): no failure
         sys.exit(0)
-    except typer.Abort:
-        sys.exit(130)
     except HandoffError as error:
         if "--debug" in (argv or sys.argv):
             raise
         _fail(str(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
