@@ -50,6 +50,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_shared_prefix_checkpoint": True,
     },
     "mamba_ckpt": {"groups": [FULL8, {**MAMBA8, "ckpt_blocks": 1}], "prefix_match_unit": 2},
+    "mamba_async": {"groups": [FULL8, MAMBA8], "retention": None, "scheduler": "async"},
+    "mamba_ngram": {
+        "groups": [FULL8, {**MAMBA8, "spec_blocks": 2}],
+        "prefix_match_unit": 2,
+        "spec": {"method": "ngram", "k": 2, "drafts": "mixed"},
+    },
+    "draft_model": {"groups": [FULL4], "spec": {"method": "draft_model", "k": 2}},
     "replay": {"groups": [FULL8, REPLAY8]},
     "connector": {"groups": [FULL4], "connector": "sync"},
     "connector_async": {"groups": [FULL4, SWA8], "connector": "async"},
