@@ -68,7 +68,10 @@ class LlamaCpp:
 
     def describe(self, options: BaseOptions) -> str:
         own = _own(options)
-        words = [f"{own.num_slots} slots", "unified KV" if own.unified else "split KV"]
+        words = [
+            f"{own.num_slots} slot{'s' * (own.num_slots > 1)}",
+            "unified KV" if own.unified else "split KV",
+        ]
         words.append(f"RAM cache {own.cache_ram} MiB" if own.cache_ram else "no RAM cache")
         if own.cache_reuse:
             words.append(f"chunk reuse {own.cache_reuse}")

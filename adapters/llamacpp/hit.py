@@ -63,8 +63,8 @@ class _Caps:
 
 def plan_hit(slot: Slot, task: Task, options: Options, memory: Memory) -> Hit:
     """Apply RULES 3.1 to 3.9 to what ``slot`` holds now."""
-    prompt, num_prompt = task.prompt, task.num_prompt
-    raw = slot.lcp(prompt)
+    num_prompt = task.num_prompt
+    raw = slot.lcp(task.prompt)
     caps = _Caps(raw)
     hit = raw
     if not _cached(task.options, options):
@@ -73,15 +73,13 @@ def plan_hit(slot: Slot, task: Task, options: Options, memory: Memory) -> Hit:
     if task.shared and hit > task.shared:
         hit = task.shared
         caps.lower(hit, "disabled", "3.3", "beyond the head that the group shares")
-    chunks: list[Chunk] = []
-    smallest = int(task.options.get("n_cache_reuse", options.cache_reuse))
-    if smallest > 0 and options.can_shift and _cached(task.options, options):
-        chunks = find_chunks(slot.text, slot.length, prompt, hit, smallest)
-        hit += sum(chunk.length for chunk in chunks)
+    chunks = _moved(slot, task, options, hit)
+    hit += sum(chunk.length for chunk in chunks)
     pos_next = hit
     threshold = max(0, pos_next - options.visible_window - (0 if hit < num_prompt else 1))
     restore, reset = None, False
-    if 0 < hit <= slot.length and memory.pos_min(slot.id, chunks) >= threshold:
+    low = memory.pos_min(slot.id, chunks)
+    if 0 < hit <= slot.length and low >= threshold:
         restore = fitting(slot.checkpoints, pos_next, threshold)
         if restore is None:
             hit = pos_next = 0
@@ -93,7 +91,10 @@ def plan_hit(slot: Slot, task: Task, options: Options, memory: Memory) -> Hit:
             caps.lower(hit, "last_token", "3.7", "a one-token prompt is computed anyway")
         else:
             group = "window" if options.memory == "window" else "state"
-            note = _note(restore, num_prompt, hit)
+            if restore is None:
+                note = _note_of_reset(slot, options, low, threshold)
+            else:
+                note = _note_of_restore(restore, num_prompt, hit)
             caps.lower(hit, "group", "5.3" if restore else "3.7", note, group)
     full = hit == num_prompt and hit > 0
     if full:
@@ -102,9 +103,28 @@ def plan_hit(slot: Slot, task: Task, options: Options, memory: Memory) -> Hit:
     return Hit(raw, hit, pos_next, tuple(chunks), restore, reset, full, tuple(caps.found))
 
 
-def _note(restore: Checkpoint | None, num_prompt: int, hit: int) -> str:
-    if restore is None:
-        return "no checkpoint fits, all is computed again"
+def _moved(slot: Slot, task: Task, options: Options, hit: int) -> list[Chunk]:
+    """What chunk reuse moves behind a prefix of ``hit`` tokens (RULES 3.5, 4)."""
+    smallest = int(task.options.get("n_cache_reuse", options.cache_reuse))
+    if smallest <= 0 or not options.can_shift or not _cached(task.options, options):
+        return []
+    return find_chunks(slot.text, slot.length, task.prompt, hit, smallest)
+
+
+def _note_of_reset(slot: Slot, options: Options, low: int, threshold: int) -> str:
+    """Why everything is computed again: what the memory holds, and which checkpoints there are."""
+    if options.memory != "window":
+        held = f"the state stands at position {low:,}, behind the common prefix"
+    elif not threshold:
+        held = f"a prefix not longer than the window of {options.n_swa:,} needs a checkpoint"
+    else:
+        held = f"the window's first position is {low:,}, one below {threshold:,} is needed"
+    kept = ", ".join(f"{item.num_tokens:,}" for item in slot.checkpoints)
+    fits = f"none of the checkpoints at {kept} fits" if kept else "there is no checkpoint"
+    return f"{held}, and {fits}: all is computed again"
+
+
+def _note_of_restore(restore: Checkpoint, num_prompt: int, hit: int) -> str:
     back = num_prompt - restore.num_tokens
     note = f"back to the checkpoint at {restore.num_tokens:,}, {back:,} before the prompt's end"
     return note if hit == restore.num_tokens else f"{note}, whose last position is computed again"

@@ -244,6 +244,8 @@ class Server:
             self.say("ck-inv", slot, item.pos_min, item.pos_max, item.num_tokens)
         if hit.full:
             self.say("full", slot)
+        if slot.length > hit.tokens:
+            slot.chosen += f"; {slot.length - hit.tokens:,} tokens of its list are dropped"
         self.memory.remove(slot.id, hit.tokens)
         before = slot.origin
         moved_at = hit.chunks[0].target if hit.chunks else None

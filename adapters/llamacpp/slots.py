@@ -123,12 +123,14 @@ class Choice(NamedTuple):
     similarity: float
     keep: float
     update: bool
+    threshold: float
 
     def words(self, held: int, has_ram: bool) -> str:
         """The choice for people; ``held`` = tokens the slot held then."""
+        others = "no list is more than {:g} similar" if self.threshold else "-sps is {:g}"
         how = {
             "byid": "named by the request",
-            "lru": "least recently used",
+            "lru": f"least recently used, {others.format(self.threshold)}",
             "lcp": f"similarity {self.similarity:.3f}",
         }[self.how]
         text = f"slot {self.slot.id} ({how}), then its longest common prefix"
@@ -165,13 +167,13 @@ def choose(
                 best, found = similarity, slot
                 how = how or "lcp"
     if found is not None and threshold == 0.0:
-        return Choice(found, how, 0.0, 0.0, False)
+        return Choice(found, how, 0.0, 0.0, False, threshold)
     if found is not None:
         kept = float(np.float32(best) * np.float32(len(prompt)))
         with np.errstate(divide="ignore", invalid="ignore"):
             keep = float(np.float32(kept) / np.float32(found.length))
-        return Choice(found, how, best, keep, keep < 0.5)
+        return Choice(found, how, best, keep, keep < 0.5, threshold)
     for slot in slots:
         if not slot.busy and (found is None or slot.t_last <= found.t_last):
             found = slot
-    return None if found is None else Choice(found, "lru", 0.0, 0.0, True)
+    return None if found is None else Choice(found, "lru", 0.0, 0.0, True, threshold)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -237,6 +238,48 @@ def test_rule_7_a_window_hit_not_longer_than_the_window_is_a_reset() -> None:
     server = Server(WINDOW, ONE, BATCH)
     server.serve(text(1, 60))
     assert server.serve([*text(1, 20), *text(2, 30)]).hit == 0
+
+
+def test_rule_3_7_a_reset_says_why() -> None:
+    notes = []
+    for memory, shared, more in (
+        (WINDOW, 20, {}),
+        (WINDOW, 200, {}),
+        (HYBRID, 30, {}),
+        (HYBRID, 30, {"ctx_checkpoints": 0}),
+    ):
+        server = Server(memory, ONE, BATCH, more)
+        server.serve(text(1, 400), 200)
+        report = server.serve([*text(1, shared), *text(2, 9)])
+        assert report.hit == 0
+        notes += [lost.note for lost in server.handoffs["r2"].deductions]
+    fits = "none of the checkpoints at 364, 396 fits: all is computed again"
+    assert notes[0] == f"a prefix not longer than the window of 64 needs a checkpoint, and {fits}"
+    assert re.fullmatch(
+        rf"the window's first position is \d+, one below 136 is needed, and {fits}", notes[1]
+    )
+    state = "the state stands at position 598, behind the common prefix, and"
+    assert notes[2:] == [
+        f"{state} {fits}",
+        f"{state} there is no checkpoint: all is computed again",
+    ]
+
+
+def test_rule_2_the_matcher_says_why_the_slot_and_what_it_drops() -> None:
+    server = Server(TWO)
+    server.serve(text(1, 100))
+    server.serve([*text(1, 20), *text(2, 30)])
+    server.serve([*text(1, 20), *text(3, 380)])
+    unlike = "(least recently used, no list is more than 0.1 similar)"
+    prefix = "then its longest common prefix"
+    assert [server.handoffs[name].matcher for name in ("r1", "r2", "r3")] == [
+        f"slot 1 {unlike}, {prefix}",
+        f"slot 1 (similarity 0.400), {prefix}; 81 tokens of its list are dropped",
+        f"slot 0 {unlike}, {prefix}",
+    ]
+    server = Server(TWO, slot_prompt_similarity=0.0)
+    server.serve(text(1, 100))
+    assert server.handoffs["r1"].matcher == f"slot 1 (least recently used, -sps is 0), {prefix}"
 
 
 def test_rule_5_2_the_list_keeps_the_newest_checkpoints() -> None:
