@@ -99,7 +99,10 @@ def split_chunk(
 
 
 def _checkpoint(cache: KVCache, state: RequestState, group: GroupSpec, after: int) -> int:
-    """Prefix length of the inner checkpoint that the chunk up to ``after`` leaves (0 = none)."""
+    """Prefix length of the inner checkpoint that the chunk up to ``after`` leaves (0 = none).
+
+    Its column lies behind that of the chunk's first state, so nothing but scratch can be there.
+    """
     sizes = cache.sizes
     if not group.ckpt_blocks or not cache.caching:
         return 0
@@ -113,12 +116,6 @@ def _checkpoint(cache: KVCache, state: RequestState, group: GroupSpec, after: in
     return at
 
 
-def _has_room(state: RequestState, group: GroupSpec, columns: int, held: int) -> bool:
-    """Whether the checkpoint's column is absent or scratch."""
-    scratch = group.spec_blocks if marks(state, group).allocated else 0
-    return columns - 2 >= held - scratch
-
-
 def needed(
     cache: KVCache, state: RequestState, group: GroupSpec, hit: Hit | None, after: int
 ) -> int:
@@ -128,7 +125,7 @@ def needed(
     held = len(state.tables[group.index]) + len(blocks)
     columns = cdiv(after, group.block_size)
     copy = mark.producer or _hits_inside(group, hit)
-    point = bool(_checkpoint(cache, state, group, after)) and _has_room(state, group, columns, held)
+    point = _checkpoint(cache, state, group, after) > 0
     missing = columns + group.spec_blocks - held
     most = 1 + point + (0 if mark.allocated else group.spec_blocks)
     fresh = min(max(missing, 0), most) + copy
@@ -149,8 +146,6 @@ def grow(
     columns = cdiv(after, group.block_size)
     copy = mark.producer or _hits_inside(group, hit)
     mark.checkpoint = _checkpoint(cache, state, group, after)
-    if mark.checkpoint and not _has_room(state, group, columns, held):
-        mark.checkpoint = 0
     mark.saved = mark.checkpoint
     required = columns + group.spec_blocks
     if required <= held and not copy and not mark.checkpoint:
