@@ -268,8 +268,8 @@ def speed(today: str, paths: Sequence[str]) -> None:
         "Planning alone, with all records (operations, rows, one Handoff a request), pool of"
         f" 4,194,304 tokens; CPU seconds of the engine's calls in one process, {os.cpu_count()}"
         f" cores, load average {load_now:.1f}, Python {sys.version.split()[0]}. Upstream's seconds"
-        " are those recorded with its own replay of the whole conversation trace (cache and"
-        " scheduler code alone, no model), on another run of a machine of this kind.\n",
+        " were noted when its own replay of the whole conversation trace was recorded (cache and"
+        " scheduler code alone, no model).\n",
         f"{head}\n|---|---|---:|---:|---:|---:|---:|\n" + "\n".join(lines) + "\n",
         "That hits, tables and order of finishing are upstream's is checked by `handoff bench trace"
         " --hits --tables --finish` with the packaged replays; see"
