@@ -352,12 +352,15 @@ class Explanation:
         return repr(self.comparison)
 
     def _repr_html_(self) -> str:
+        from markupsafe import escape
+
         from .explain.text import sentence, strip_of
         from .report.notebook import strip_html
 
-        said = " ".join(sentence(self.comparison))
+        said = escape(" ".join(sentence(self.comparison)))
         shown = strip_html(strip_of(self.comparison)) if self.answers else ""
-        refused = "".join(f"<div>{run}: {why}</div>" for run, why in self.refused.items())
+        reasons = [escape(f"{run}: {why}") for run, why in self.refused.items()]
+        refused = "".join(f"<div>{reason}</div>" for reason in reasons)
         return f"<div>{said}</div>{refused}{shown}"
 
 

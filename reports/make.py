@@ -7,6 +7,7 @@ Only numbers and figures are written, never a line of a trace.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -260,8 +261,6 @@ def speed(today: str, paths: Sequence[str]) -> None:
             f"| {load(adapter).title} | {what} | {found['requests']:,} | {found['hit_tokens']:,}"
             f" | {found['cpu_s']:.2f} | {upstream} | {upstream / found['cpu_s']:.1f} |"
         )
-    import os
-
     load_now = os.getloadavg()[0]
     head = "| planner | mode | requests | hit tokens | CPU s | upstream CPU s | ratio |"
     parts = [

@@ -77,6 +77,22 @@ def test_an_explanation_shows_itself(why: Explanation) -> None:
     assert len(why.to_pandas()) == 2 * len(why.answers)
 
 
+def test_names_are_escaped_in_html() -> None:
+    from handoff.explain import Prompt
+    from handoff.index.spans import Seq
+
+    prompts = [Prompt("<b>", Seq.of([1, 2])), Prompt("<i>", Seq.of([1, 2]))]
+    html = handoff.explain(prompts, adapters=["sglang"])._repr_html_()
+    assert "&lt;i&gt;" in html and "<i>" not in html
+
+
+def test_what_a_row_refuses_is_said() -> None:
+    rows = ["vllm:max_model_len=64"]
+    why = handoff.explain(shared=100, tail=4, adapters=["sglang"], rows=rows)
+    assert list(why.refused) == rows and len(why.answers) == 1
+    assert "refused" in why._repr_html_() and "refused" in repr(why)
+
+
 @pytest.mark.parametrize("name", ["strip", "waterfall", "hit_vs_saved", "block_map", "timeline"])
 def test_figures_of_a_run(found: Run, name: str) -> None:
     picture = getattr(found.plot, name)()
