@@ -69,6 +69,28 @@ def test_qwen_and_mixtral_by_hand() -> None:
     assert round(preset("mixtral-8x7b").parameters / 1e9, 1) == 46.6
 
 
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("llama-3.1-8b", 8.03, 8.03),
+        ("qwen3-8b", 8.19, 8.19),
+        ("gpt-oss-20b", 20.9, 3.6 + 0.58),  # the active ones are published without embeddings
+        ("mixtral-8x7b", 46.7, 12.9),
+        ("deepseek-v3", 671.0, 37.0),
+    ],
+)
+def test_published_parameters_in_billions(name: str, total: float, active: float) -> None:
+    model = preset(name)
+    used = sum(layer.projection + layer.kv_projection + layer.mlp for layer in model.layers)
+    embedding = model.head  # of these models it is not tied, and as large
+    assert (model.parameters + embedding) / 1e9 == pytest.approx(total, rel=0.003)
+    assert (used + model.head + embedding) / 1e9 == pytest.approx(active, rel=0.02)
+
+
+def test_gemma_ties_its_embedding() -> None:
+    assert preset("gemma-3-12b").parameters / 1e9 == pytest.approx(11.77, rel=0.003)
+
+
 def test_windows_of_gemma_and_gpt_oss() -> None:
     gemma = [layer.window for layer in preset("gemma-3-12b").layers]
     assert gemma.count(1024) == 40 and gemma[5] is None and gemma[4] == 1024
@@ -212,6 +234,8 @@ def test_roofline_is_the_slower_of_arithmetic_and_traffic() -> None:
     assert one == pytest.approx(traffic / (BANDWIDTH * h200.bandwidth))
     long = costs.row(0, 8192, heads=1)
     assert costs.seconds(long) == pytest.approx(long.flops / (COMPUTE * h200.flops))
+    by_hand = 2 * 8e9 * 8192 / (0.7 * 790e12)  # what servers reach in practice
+    assert costs.seconds(long) == pytest.approx(by_hand, rel=0.15)
     assert costs.cold_seconds(8192, None, 2048) > costs.seconds(long) * 0.99
     assert [found.name for found in DEVICES] == ["H200", "H100", "A100", "L40S", "CPU"]
     assert "989 TFLOP/s at 60%" in h200.assumptions
