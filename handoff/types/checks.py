@@ -20,6 +20,7 @@ class StepChecker:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._groups = {group.name: group for group in layout.groups}
+        self._index = {name: at for at, name in enumerate(self._groups)}
         self._blocks = {pool.name: pool.blocks for pool in layout.pools}
         self._open: set[int] = set()
         self._ever: set[int] = set()
@@ -95,5 +96,9 @@ class StepChecker:
         )
         assert row.stop <= handoff.known_tokens + row.drafts
         for answer in handoff.groups:
-            assert answer.group in self._groups, f"{answer.group} is no group"
-            assert answer.write >= 0 and answer.visible >= 0
+            assert answer.group in self._index, f"{answer.group} is no group"
+            at = self._index[answer.group]
+            done = (row.spans.write[at], row.spans.visible[at]) if row.spans else (row.start, 0)
+            # A bound of the whole prompt may lie beyond its first chunk.
+            told = (min(answer.write, row.stop), min(answer.visible, row.stop))
+            assert told == done, f"{handoff.request}: {answer.group} tells {told}, does {done}"

@@ -11,6 +11,7 @@ from handoff.types import (
     Bind,
     Deduction,
     Group,
+    GroupAnswer,
     Handoff,
     Layer,
     Layout,
@@ -114,6 +115,16 @@ LAYOUT = Layout((Pool("p", 4),), (Group("g", "p"),), (Layer("g"),))
 OPEN = Open(0, "a", Seq([1, 2]))
 
 
+def tells(write: int = 0, visible: int = 0) -> Handoff:
+    """A cold admission that tells where group g is written and seen from."""
+    answer = GroupAnswer("g", 0, (), 0, write, visible)
+    return Handoff(0, "a", 2, 2, 0, 0, 0, groups=(answer,))
+
+
+def test_the_checker_lets_a_fitting_step_pass() -> None:
+    StepChecker(LAYOUT).step(Step(0, 0, -1, (OPEN,), (Row(0, 0, Seq([1, 2])),), (tells(),)))
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -125,6 +136,8 @@ OPEN = Open(0, "a", Seq([1, 2]))
         Step(0, 0, -1, (OPEN,), (Row(0, 0, Seq([1]), drafts=1, emits=1),)),
         Step(0, 0, -1, (OPEN,), (Row(0, 0, Seq([1])),), (Handoff(0, "a", 2, 2, 1, 1, 1),)),
         Step(0, 0, -1, (OPEN,), (), (Handoff(0, "a", 2, 2, 1, 1, 1),)),
+        Step(0, 0, -1, (OPEN,), (Row(0, 0, Seq([1, 2])),), (tells(write=1),)),
+        Step(0, 0, -1, (OPEN,), (Row(0, 0, Seq([1, 2])),), (tells(visible=1),)),
     ],
 )
 def test_the_checker_finds_steps_that_do_not_fit(step: Step) -> None:
