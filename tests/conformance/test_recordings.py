@@ -1,4 +1,8 @@
-"""Every adapter against everything that upstream was recorded doing."""
+"""Every adapter against everything that upstream was recorded doing.
+
+Each Step that is planned on the way goes through the tag pass: a read of void, foreign or misplaced
+content is a fault, and a fault makes the case differ.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import pytest
 
 from handoff.adapter import load
 from handoff.conformance.conform import conform, files_of
+from handoff.store.tags import TagStore
+from handoff.types import Layout
 
 from ..conftest import RECORDINGS
 
@@ -25,10 +31,18 @@ def recordings() -> list[Path]:
 
 @pytest.mark.parametrize("path", recordings(), ids=lambda p: f"{p.parent.name}-{p.name[:-9]}")
 def test_recording_agrees(path: Path) -> None:
-    outcome = conform(path, load(path.parent.name))
+    engines: list[TagStore] = []
+
+    def watch(layout: Layout) -> TagStore:
+        engines.append(TagStore(layout))
+        return engines[-1]
+
+    outcome = conform(path, load(path.parent.name), watch=watch)
     assert outcome.differ == 0, outcome.first_difference
     assert outcome.agree > 0 and outcome.fields > 0
     assert outcome.skipped == 0, outcome.skipped_reasons
+    planned = path.name.startswith(("common", "native"))
+    assert not planned or sum(tags.num_tokens for tags in engines) > 0, "no Step was checked"
 
 
 def test_every_packaged_file_is_replayed() -> None:
