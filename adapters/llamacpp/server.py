@@ -10,7 +10,7 @@ from handoff.types import Event, Handoff
 
 from .answer import handoff_of
 from .checkpoints import Checkpoint, make_room, wanted
-from .hit import plan_hit
+from .hit import Hit, plan_hit
 from .log import EVENTS, Line, f3
 from .memory import Memory
 from .options import Options
@@ -224,6 +224,23 @@ class Server:
             return
         hit = plan_hit(slot, task, self.options, self.memory)
         elsewhere = self._elsewhere(slot, task)
+        self._cut_to(slot, hit)
+        before = slot.origin
+        moved_at = hit.chunks[0].target if hit.chunks else None
+        slot.origin = before.cut(hit.tokens, moved_at)
+        slot.text = task.prompt.slice(0, task.num_prompt)
+        slot.length = hit.tokens
+        slot.phase = "prompt"
+        seq = self.memory.open(slot.id, task.request, task.prompt, slot.lora)
+        answer = handoff_of(self, slot, task, hit, seq, elsewhere)
+        self.handoffs[seq] = answer
+        for rule in answer.unsound:
+            self.events.append(
+                Event("unsound", None, (slot.id,), seq, task.request, hit.tokens, rule)
+            )
+
+    def _cut_to(self, slot: Slot, hit: Hit) -> None:
+        """Move, restore and drop as the hit says; the memory then holds just that (RULES 3, 4)."""
         for chunk in hit.chunks:
             self.say("shift", slot, chunk.length, chunk.source, chunk.target)
             self.memory.remove(slot.id, chunk.target, chunk.source)
@@ -247,19 +264,6 @@ class Server:
         if slot.length > hit.tokens:
             slot.chosen += f"; {slot.length - hit.tokens:,} tokens of its list are dropped"
         self.memory.remove(slot.id, hit.tokens)
-        before = slot.origin
-        moved_at = hit.chunks[0].target if hit.chunks else None
-        slot.origin = before.cut(hit.tokens, moved_at)
-        slot.text = task.prompt.slice(0, task.num_prompt)
-        slot.length = hit.tokens
-        slot.phase = "prompt"
-        seq = self.memory.open(slot.id, task.request, task.prompt, slot.lora)
-        answer = handoff_of(self, slot, task, hit, seq, elsewhere)
-        self.handoffs[seq] = answer
-        for rule in answer.unsound:
-            self.events.append(
-                Event("unsound", None, (slot.id,), seq, task.request, hit.tokens, rule)
-            )
 
     def _elsewhere(self, slot: Slot, task: Task) -> int:
         """The best prefix held by another slot or a RAM entry."""

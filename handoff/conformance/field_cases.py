@@ -121,11 +121,11 @@ def _one(
     said = line.get("expectation", {}).get("must_say", "")
     if said and (counts["agree"] or counts["differ"]):
         outcome.judge.append({"case": line["id"], "must_say": said, "text": text})
-        for word in numbers_in(said):
-            outcome.fields += 1
-            if word not in numbers_in(" ".join(text)):
-                counts["unsaid"] += 1
-                _differs(outcome, path, number, line["id"], "must_say", word, "not in the text")
+        wanted, found = numbers_in(said), numbers_in(" ".join(text))
+        outcome.fields += len(wanted)
+        for word in (word for word in wanted if word not in found):
+            counts["unsaid"] += 1
+            _differs(outcome, path, number, line["id"], "must_say", word, "not in the text")
     outcome.runs.update({kind: counts[kind] for kind in ("agree", "differ", "skipped")})
     if counts["differ"] or counts["unsaid"]:
         outcome.differ += 1

@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from handoff.adapter import Adapter, Options, known_options, load, make_options
@@ -259,13 +260,12 @@ def explain(
             continue
         answers.append(_answer(spec, entry, entries, pool_tokens, probe))
     outcomes = []
-    for what in what_ifs:
-        for spec in rows:
-            if spec.adapter == what.adapter:
-                changed = RowSpec(spec.label, spec.adapter, {**spec.values, **what.values})
-                before = next((a.entry for a in answers if a.entry.run == spec.label), None)
-                entry, _ = served(changed)
-                outcomes.append(_outcome(what, changed, entry, before, pool_tokens, probe))
+    for what, spec in product(what_ifs, rows):
+        if spec.adapter == what.adapter:
+            changed = RowSpec(spec.label, spec.adapter, {**spec.values, **what.values})
+            before = next((a.entry for a in answers if a.entry.run == spec.label), None)
+            entry, _ = served(changed)
+            outcomes.append(_outcome(what, changed, entry, before, pool_tokens, probe))
     return Comparison(
         last.name,
         len(last.tokens),
