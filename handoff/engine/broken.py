@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from handoff import kernels
+from handoff.model.forward import ForwardPlan, KVPlan, StagePlan, StatePlan
 from handoff.model.spec import ModelSpec
 from handoff.store.tables import Settled
 from handoff.types import Copy, Layout, Shift, Step
 
 from .executor import Executor
-from .plan import ForwardPlan, KVPlan, StagePlan, StatePlan
 from .planting import Feed
 from .truth import Causes
 

@@ -12,12 +12,11 @@ import numpy as np
 import torch
 
 from handoff.index.spans import Seq
+from handoff.model.forward import StagePlan
 from handoff.model.transformer import Transformer, feed_forward, normed
 from handoff.model.weights import embed
 from handoff.store.tables import expand
 from handoff.types import Layout, Spans
-
-from .plan import StagePlan
 
 __all__ = ["Cold", "Rule", "cold_run", "relative_error", "stage_of"]
 

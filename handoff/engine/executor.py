@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import torch
 
+from handoff.model.forward import ForwardPlan
 from handoff.model.spec import ModelSpec, reference_spec
 from handoff.model.transformer import Transformer
 from handoff.store.pages import KVPages
@@ -14,7 +15,7 @@ from handoff.store.tables import InOrder, Settled, Tables
 from handoff.types import NULL, Bind, Copy, Layout, Load, Op, Shift, Step, Zero
 
 from .cold import cold_run
-from .plan import ForwardPlan, build
+from .plan import build
 
 __all__ = ["Executor"]
 

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from handoff import kernels
-from handoff.engine.plan import ForwardPlan, KVPlan, StagePlan
 from handoff.kernels import Segments
 from handoff.store.pages import KVPages
 
+from .forward import ForwardPlan, KVPlan, StagePlan
 from .rope import frequencies, rotate
 from .spec import LayerSpec, ModelSpec
 from .weights import LayerWeights, Weights, embed
