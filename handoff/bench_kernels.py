@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -271,6 +273,7 @@ def bench_kernels(device: str | None = None, repeats: int = 9) -> dict[str, Any]
     report: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
         "versions": _versions(),
+        "commit": _commit(),
         "cpu": [],
         "gpu": None,
     }
@@ -323,6 +326,16 @@ def _versions() -> dict[str, str]:
     return found
 
 
+def _commit() -> str | None:
+    """The checkout's commit; ``None`` for an installed package, or without git."""
+    here = Path(__file__).parents[1]
+    if not (here / ".git").exists() or shutil.which("git") is None:
+        return None
+    git = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
 def write_json(report: dict[str, Any], path: Path) -> None:
-    """Keep a measurement with the device and the versions it belongs to."""
+    """Keep a measurement with the device, the versions and the commit it belongs to."""
     path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
