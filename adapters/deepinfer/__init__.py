@@ -49,6 +49,7 @@ class DeepInfer:
         from .engine import DeepInferEngine
 
         assert isinstance(options, Options)
+        options.check_served()
         return DeepInferEngine(options)
 
     def budget(self, pool_tokens: int, options: adapter.Options) -> Mapping[str, Any]:

@@ -65,10 +65,13 @@ class DeepInferEngine(Rank):
         """Hand a request to the outside system, which will place it before the next step."""
         length, options = len(request.prompt), self.options
         if length > options.prompt_limit:
-            raise Refused(f"{length} prompt tokens, the limit is {options.prompt_limit}")
+            bound = options.prompt_limit
+            name = "max_model_len" if bound == options.max_model_len else "max_num_batched_tokens"
+            raise Refused(f"{length} prompt tokens, the limit is {bound} ({name})")
         need = -(-length // options.block_size)
         if self.blocks.can_allocate(need) == "NEVER":
-            raise Refused(f"{need} blocks of prompt, the pool has {options.num_blocks - 1}")
+            held = options.num_blocks - 1
+            raise Refused(f"{need} blocks of prompt, the pool has {held} (num_blocks)")
         if request.max_tokens > 1 and not options.stop_preempted_request:
             ahead = options.drafts + (1 + options.drafts if options.asynchronous else 0)
             most = -(-(length + request.max_tokens - 1 + ahead) // options.block_size)

@@ -65,8 +65,7 @@ class PromptTables:
     @property
     def refused(self) -> bool:
         """Upstream builds no tables when the kept tail is shorter than window + backtrack."""
-        options = self.options
-        return options.truncates and options.keep < self.window + options.backtrack
+        return self.options.truncates and self.options.keep < self.options.least_keep
 
     # -- compressed KV ----------------------------------------------------------------------
 

@@ -19,6 +19,12 @@ from .models import PRESETS, Model
 
 __all__ = ["Options", "from_recorded"]
 
+MOST_IDS = 1 << 24
+"""Blocks, or states, of a pool: far beyond any device, still simulated in memory."""
+MOST_DRAFTS = 1 << 10
+MOST_RING = 1 << 16
+"""Tokens that a ring may hold beyond its window."""
+
 EngineType = Literal["NORMAL", "PROMPT"]
 TruncationMode = Literal["off", "mask", "compact"]
 
@@ -30,19 +36,26 @@ class Options(adapter.Options):
         default="yoco128", description=f"a description, or one of {', '.join(PRESETS)}"
     )
     block_size: int = Field(default=128, ge=1, description="positions of a block")
-    num_blocks: int = Field(default=1025, ge=2, description="block 0 is never handed out")
-    num_states: int = Field(default=514, ge=0, description="SWA rings; state 0 is never handed out")
+    num_blocks: int = Field(
+        default=1025, ge=2, le=MOST_IDS, description="block 0 is never handed out"
+    )
+    num_states: int = Field(
+        default=514, ge=0, le=MOST_IDS, description="SWA rings; state 0 is never handed out"
+    )
     engine_type: EngineType = Field(
         default="NORMAL", description="PROMPT: prefill only, the outside takes prompts out"
     )
     zos: bool | None = Field(
         default=None, description="asynchronous scheduling; None: on for NORMAL"
     )
-    use_nextn_decode: int = Field(default=5, ge=0, description="drafts a step (MTP)")
-    max_backtracking_tokens: int = Field(default=0, ge=0, description="0: drafts + 1")
+    use_nextn_decode: int = Field(
+        default=5, ge=0, le=MOST_DRAFTS, description="drafts a step (MTP)"
+    )
+    max_backtracking_tokens: int = Field(default=0, ge=0, le=MOST_RING, description="0: drafts + 1")
     prefill_store_extra_state: int = Field(
         default=0,
         ge=0,
+        le=MOST_RING,
         description="extra ring tokens; upstream's switch gives 128, and K if it truncates",
     )
     yoco_prefill_truncation_mode: TruncationMode = Field(
@@ -96,6 +109,28 @@ class Options(adapter.Options):
         if self.prefill_max_sum_seqlen_k < self.prompt_limit:
             raise ValueError("prefill_max_sum_seqlen_k must not be below the prompt limit")
         return self
+
+    def check_served(self) -> None:
+        """``BadInput`` for options with which upstream fails once it serves requests.
+
+        Its constructor takes them, and its scheduler and tables are recorded with some of them;
+        so this is asked when an engine is made, not of the options themselves.
+        """
+        if self.truncates and self.keep < self.least_keep:
+            raise BadInput(
+                f"DeepInfer option yoco_prefill_keep_tokens: {self.keep} is below window +"
+                f" backtrack, {self.least_keep}; upstream builds no prefill tables (RULES 6)"
+            )
+        if self.engine_type == "NORMAL" and self.drafts + 1 > self.block_size:
+            raise BadInput(
+                f"DeepInfer option use_nextn_decode: a step adds {self.drafts + 1} tokens, but its"
+                f" table grows by one block of {self.block_size} (block_size, RULES 4)"
+            )
+
+    @property
+    def least_keep(self) -> int:
+        """Smallest K for which upstream builds prefill tables (RULES 6)."""
+        return self.shape.window_size + self.backtrack
 
     @property
     def shape(self) -> Model:

@@ -320,7 +320,8 @@ class Scheduler:
         """Append one block or free the surplus tail (RULES 4.3)."""
         need, have = seq.need(self.options.block_size), len(seq.table)
         if need > have:
-            assert need == have + 1, f"{seq.id} needs {need - have} blocks at once"
+            if need > have + 1:
+                raise EngineError("table_gap", f"{seq.id} needs {need - have} blocks at once")
             new = self.blocks.allocate(1)
             self.edits.bind(seq, have, new, fresh=True)
             seq.table += new

@@ -378,7 +378,7 @@ class Engine:
         if prompt > options.max_num_tokens and not chunks:
             raise Refused(
                 f"{request.id}: {prompt} prompt tokens exceed max_num_tokens"
-                f" {options.max_num_tokens} without chunked prefill"
+                f" {options.max_num_tokens} without chunked prefill (enable_chunked_prefill)"
             )
         for manager, blocks in zip(self.manager.windows, self.estimator.without_reuse(request)):
             if blocks > manager.num_primary:

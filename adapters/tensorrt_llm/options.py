@@ -15,7 +15,10 @@ __all__ = ["Options", "describe", "from_recorded"]
 DEFAULT_OFFLOAD_PRIORITY = 30
 
 
-Blocks = Annotated[int, Field(ge=0)]
+MOST_BLOCKS = 1 << 24
+"""Blocks of a pool: far beyond any device or host, still simulated in memory."""
+MOST_DRAFTS = 1 << 10
+Blocks = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
 class Options(BaseOptions):
@@ -59,7 +62,7 @@ class Options(BaseOptions):
     max_num_tokens: int = Field(8192, ge=1, description="tokens of one iteration")
     max_batch_size: int = Field(2048, ge=1, description="requests of one iteration")
     max_beam_width: int = Field(1, ge=1, description="beams; only 1")
-    max_draft_len: int = Field(0, ge=0, description="draft tokens a step")
+    max_draft_len: int = Field(0, ge=0, le=MOST_DRAFTS, description="draft tokens a step")
     num_extra_kv_tokens: int = Field(
         0, ge=0, description="slots a sequence gets beyond its tokens (drafting)"
     )

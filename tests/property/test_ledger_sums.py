@@ -47,7 +47,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "deepinfer": [
         {},
-        {"yoco_prefill_truncation_mode": "compact", "yoco_prefill_keep_tokens": 16},
+        {
+            "model": "yoco16",
+            "yoco_prefill_truncation_mode": "compact",
+            "yoco_prefill_keep_tokens": 22,
+        },
         {"outside_policy": "anchor", "outside_rollback": 8, "use_nextn_decode": 0},
         {"outside_policy": "none"},
     ],

@@ -16,6 +16,8 @@ from handoff.adapters.deepinfer.scheduler import EngineError
 from handoff.adapters.deepinfer.sequence import Grant, Sequence, Status
 from handoff.adapters.deepinfer.varlen import Varlen, products
 
+from handoff.adapter import load, make_options
+from handoff.errors import BadInput, Refused
 from handoff.index.spans import Seq
 from handoff.types import Bind, Copy, Handoff, Load, Zero
 
@@ -696,6 +698,67 @@ def test_12_what_the_constructor_refuses() -> None:
         Options(block_size=128, max_num_batched_tokens=64)
     with pytest.raises(ValueError, match="prompt limit"):
         Options(prefill_max_sum_seqlen_k=100)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"yoco_prefill_truncation_mode": "mask"}, "yoco_prefill_keep_tokens"),
+        ({"yoco_prefill_truncation_mode": "compact"}, "yoco_prefill_keep_tokens"),
+        (
+            {"yoco_prefill_truncation_mode": "mask", "yoco_prefill_keep_tokens": 133},
+            "below window .* 134",
+        ),
+        ({"block_size": 1}, "use_nextn_decode: a step adds 6 tokens"),
+        ({"block_size": 5}, "one block of 5"),
+        ({"use_nextn_decode": 128}, "a step adds 129 tokens"),
+        ({"use_nextn_decode": 2144}, "use_nextn_decode"),
+        ({"num_blocks": 1 << 40}, "num_blocks"),
+        ({"num_states": 1 << 40}, "num_states"),
+        ({"max_backtracking_tokens": 1 << 40}, "max_backtracking_tokens"),
+        ({"prefill_store_extra_state": 1 << 40}, "prefill_store_extra_state"),
+    ],
+    ids=str,
+)
+def test_12_options_that_cannot_serve_are_refused_by_name(
+    values: dict[str, object], named: str
+) -> None:
+    adapter = load("deepinfer")
+    with pytest.raises(BadInput, match=named) as refusal:
+        adapter.engine(make_options(adapter, values))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"yoco_prefill_truncation_mode": "compact", "yoco_prefill_keep_tokens": 134},
+        {"block_size": 6},
+        {"block_size": 1, "engine_type": "PROMPT"},
+        {"use_nextn_decode": 127},
+    ],
+    ids=str,
+)
+def test_12_the_last_options_that_serve(values: dict[str, object]) -> None:
+    adapter = load("deepinfer")
+    adapter.engine(make_options(adapter, values))
+
+
+def test_4_a_table_grows_by_one_block_a_step() -> None:
+    rig = Rig(block_size=1, use_nextn_decode=1)
+    rig.add("a", 4, 4)
+    rig.step()
+    with pytest.raises(EngineError, match="needs 2 blocks"):
+        rig.until_idle()
+
+
+def test_3_2_a_refusal_names_the_option() -> None:
+    for values, name in (({}, "max_model_len"), ({"max_num_batched_tokens": 40}, "max_num_batc")):
+        rig = Rig(**{**values, "max_model_len": 60})
+        with pytest.raises(Refused, match=rf"100 prompt tokens, the limit is \d+ \({name}"):
+            rig.engine.submit(rig.request("a", 100), 0.0)
+    with pytest.raises(Refused, match=r"25 blocks of prompt, the pool has 19 \(num_blocks\)"):
+        Rig().engine.submit(Rig().request("a", 100), 0.0)
 
 
 def test_bind_order_blocks_then_state() -> None:
