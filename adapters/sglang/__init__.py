@@ -28,7 +28,7 @@ LEFT_OUT = {
     "speculative top-k above 1": "draft trees need a tree mask",
     "overlap with drafts": "not recorded: set disable_overlap_schedule for speculative_num_steps",
     "drafts with states": "states of rejected drafts need the extra buffer",
-    "a last request that outgrows the pool": "not recorded; enlarge max_total_tokens",
+    "a last request that outgrows the pool": "not recorded: refused when it is submitted",
     "mamba extra buffer": "states at grid positions were read, not run",
     "DeepSeek V4 pools": "compressed KV; the request window is a plain ring (attention swa_ring)",
     "HiCache storage tier": "L3, buffer_only, linkers, LMCache, FlexKV",

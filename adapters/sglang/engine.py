@@ -93,6 +93,14 @@ class Engine:
                 f"{request.id}: needs {need} tokens with its page, max_total_tokens is"
                 f" {options.max_total_tokens}: it would wait for ever"
             )
+        most = len(request.prompt) + request.max_tokens - 1  # the last token has no KV
+        if options.speculative_num_steps is not None:
+            most += options.verify_reserve - 1
+        if -(-most // options.page_size) > options.max_total_tokens // options.page_size:
+            raise Refused(
+                f"{request.id}: its prompt and {request.max_tokens} outputs take {most} slots,"
+                f" max_total_tokens is {options.max_total_tokens}"
+            )
         self.enqueue(request)
 
     def enqueue(self, request: Request) -> None:

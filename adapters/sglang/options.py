@@ -181,6 +181,14 @@ class Options(Base):
         return self.speculative_num_draft_tokens - 2 if verifies else 0
 
     @property
+    def verify_reserve(self) -> int:
+        """Slots that a verify step takes beyond what is committed (rule 9); 0 without drafts."""
+        if self.speculative_num_steps is None:
+            return 0
+        tree = self.speculative_num_steps * self.speculative_eagle_topk
+        return 2 * max(tree, self.speculative_num_draft_tokens)
+
+    @property
     def ring_rows(self) -> int:
         """Rows of one request's ring, 0 where there is none."""
         if self.attention != "swa_ring" or self.sliding_window_size is None:

@@ -229,8 +229,7 @@ class Scheduler:
         """
         options, cache = self.options, self.cache
         drafts = options.speculative_num_draft_tokens
-        assert options.speculative_num_steps is not None
-        reserve = 2 * max(options.speculative_num_steps * options.speculative_eagle_topk, drafts)
+        reserve = options.verify_reserve
         for req in self.running:
             if req.decoded:
                 cache.free_windows(req, req.committed, options.swa_eviction_interval)

@@ -228,13 +228,21 @@ def test_rule_5_the_request_with_fewest_outputs_goes_back() -> None:
     assert handoffs[1].known_tokens > 12 and handoffs[1].prompt_tokens == 12
 
 
-@pytest.mark.parametrize("drafts", [{}, {"speculative_num_steps": 3}])
-def test_rule_5_a_last_request_that_outgrows_the_pool_is_left_out(drafts: Any) -> None:
-    algorithm = {"speculative_algorithm": "EAGLE"} if drafts else {}
-    play = Play(max_total_tokens=24, clip_max_new_tokens_estimation=4, **algorithm, **drafts)
-    play.submit(words(1, 10), 20)
-    with pytest.raises(Unsupported, match="outgrows the pool"):
-        play.run()
+DRAFTS = {"speculative_algorithm": "EAGLE", "speculative_num_steps": 3}
+
+
+# slots at most: 10 prompt tokens, outputs but for the last one; a verify step takes 8 ahead of 10
+@pytest.mark.parametrize(("page", "drafts", "fits"), [(1, {}, 15), (4, {}, 15), (1, DRAFTS, 8)])
+def test_rule_5_a_request_that_outgrows_the_pool_is_refused(
+    page: int, drafts: Any, fits: int
+) -> None:
+    play = Play(max_total_tokens=24, page_size=page, clip_max_new_tokens_estimation=4, **drafts)
+    with pytest.raises(Refused, match=f"its prompt and {fits + 1} outputs take .* max_total"):
+        play.submit(words(1, 10), fits + 1)
+    with pytest.raises(Refused, match="max_total_tokens"):
+        play.engine.submit(Request("huge", Seq.of(words(1, 10)), 4294967295), 0.0)
+    play.submit(words(1, 10), fits)
+    play.run()
 
 
 def test_rule_5_an_urgent_request_takes_the_place_of_a_less_urgent_one() -> None:
