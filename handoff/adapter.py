@@ -30,6 +30,7 @@ __all__ = [
     "Evidence",
     "Isolates",
     "Options",
+    "check_asked",
     "known_options",
     "load",
     "make_options",
@@ -176,6 +177,21 @@ def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:
         place = ".".join(str(part) for part in first["loc"]) or "options"
         raise BadInput(
             f"{adapter.title} option {place}: {first['msg']} (got {first.get('input')!r})"
+        ) from None
+
+
+def check_asked(known: type[BaseModel], values: Mapping[str, Any], who: str) -> None:
+    """Refuses request or action options of a wrong type: one ``BadInput`` line that names ``who``.
+
+    ``known`` types the options that an adapter reads; it decides whether others are ignored.
+    """
+    try:
+        known.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "options"
+        raise BadInput(
+            f"{who}: option {place}: {first['msg']} (got {first.get('input')!r})"
         ) from None
 
 

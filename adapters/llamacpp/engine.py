@@ -6,10 +6,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from handoff.adapter import check_asked
 from handoff.errors import Refused, Unsupported
 from handoff.index.spans import Seq
 from handoff.types import Handoff, Layout, Match, Request, Row, Step, StepResult
 
+from .asked import FileAction, RequestOptions, SlotAction
 from .batches import Work
 from .decision import group_questions
 from .files import SlotFiles
@@ -52,6 +54,7 @@ class LlamaCppEngine:
         options = request.options
         if request.images:
             raise Unsupported(f"{request.id}: llama.cpp's multimodal prompts are left out")
+        check_asked(RequestOptions, options, request.id)
         task = self._task(request.id, request.prompt, request.max_tokens, options)
         task.scales = _scales(request)
         for index in range(1, int(options.get("n_cmpl", 1))):
@@ -102,7 +105,10 @@ class LlamaCppEngine:
             return
         if action not in ("slot_save", "slot_restore", "slot_erase"):
             raise Unsupported(f"llama.cpp knows no action {action}")
-        slot = self.server.slots[int(options["id_slot"])]
+        check_asked(SlotAction if action == "slot_erase" else FileAction, options, action)
+        if options["id_slot"] >= len(self.server.slots):
+            raise Refused(f"{action}: no slot {options['id_slot']} of {len(self.server.slots)}")
+        slot = self.server.slots[options["id_slot"]]
         if slot.busy:
             raise Unsupported(f"{action} of slot {slot.id} while it runs: upstream lets it wait")
         if action == "slot_save":
@@ -206,6 +212,6 @@ class LlamaCppEngine:
 def _scales(request: Request) -> Mapping[str, float] | None:
     """The request's adapter scales, zeros left out; None if it has no ``lora`` field."""
     field = request.options.get("lora")
-    if field is not None:
+    if isinstance(field, Sequence):
         return {str(item["id"]): float(item["scale"]) for item in field if item["scale"]}
     return None if request.lora is None else {request.lora: 1.0}

@@ -23,6 +23,10 @@ def round_up(count: int, grain: int = CELLS_GRAIN) -> int:
     return -(-count // grain) * grain
 
 
+MOST_SLOTS = 256
+"""Sequences that one context of upstream can hold (llama.h, LLAMA_MAX_SEQ; read, not run)."""
+
+
 class Options(BaseOptions):
     """A llama-server and its model; the defaults are those of a server started without arguments.
 
@@ -30,7 +34,9 @@ class Options(BaseOptions):
     """
 
     # server arguments (common/common.h)
-    parallel: int = Field(-1, description="slots; -1 = auto: 4 slots and unified KV", ge=-1)
+    parallel: int = Field(
+        -1, description="slots; -1 = auto: 4 slots and unified KV", ge=-1, le=MOST_SLOTS
+    )
     ctx_size: int = Field(0, description="tokens of context; 0 = the model's training length", ge=0)
     kv_unified: bool | None = Field(None, description="one pool for all slots; None = as -np says")
     kv_unified_per_slot: int = Field(0, description="cap on one slot's tokens; 0 = none", ge=0)

@@ -90,6 +90,8 @@ class RequestSpec(_Strict):
     def _has_content(self) -> RequestSpec:
         if (self.action is None) is not bool(self.spans or self.tokens):
             raise ValueError(f"request {self.id} needs spans (or tokens), or an action")
+        if isinstance(self.lora, dict) and not isinstance(_lora_name(self.lora), (str, int)):
+            raise ValueError(f"request {self.id}: lora needs a name (text) or an id (number)")
         return self
 
 
@@ -170,7 +172,7 @@ def build_arrivals(specs: tuple[RequestSpec, ...]) -> list[Arrival]:
         options = dict(spec.options)
         if isinstance(lora, dict):
             options["lora"] = lora
-            lora = str(lora.get("name", lora.get("id")))
+            lora = str(_lora_name(lora))
         request = Request(
             id=spec.id,
             prompt=prompt,
@@ -185,6 +187,11 @@ def build_arrivals(specs: tuple[RequestSpec, ...]) -> list[Arrival]:
         )
         found.append(Arrival(spec.id, when, request))
     return found
+
+
+def _lora_name(described: Mapping[str, Any]) -> Any:
+    """What tells a LoRA from others: its name, or its number."""
+    return described.get("name", described.get("id"))
 
 
 class _Streams:

@@ -689,3 +689,58 @@ def test_rule_9_children_of_a_refused_parent_do_not_wait_forever() -> None:
     assert server.serve(text(2, 20)).error is None
     assert server.engine.observe()["busy"] == []
     assert server.lengths.count(0) == 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"id_slot": "x"},
+        {"id_slot": 1.5},
+        {"n_cmpl": [2]},
+        {"n_cmpl": 0},
+        {"n_cache_reuse": "much"},
+        {"n_keep": None},
+        {"stop_tokens": 5},
+        {"user_starts": "a"},
+        {"lora": 3},
+        {"lora": [{"id": 1}]},
+        {"lora": [1]},
+    ],
+    ids=str,
+)
+def test_request_options_of_a_wrong_type_name_the_request(asked: dict[str, object]) -> None:
+    server = Server(SMALL, ONE)
+    name = next(iter(asked))
+    with pytest.raises(BadInput, match=f"r1: option {name}"):
+        server.engine.submit(server.request(text(1, 40), **asked), 0.0)
+    assert server.serve(text(2, 20)).error is None
+
+
+def test_a_described_adapter_counts_by_its_name() -> None:
+    server = Server(SMALL, ONE)
+    server.serve(text(1, 40), lora_name="A", lora={"name": "A", "path": "/a"})
+    assert server.serve([*text(1, 40), *text(2, 5)], lora=[{"id": "A", "scale": 1.0}]).hit == 40
+
+
+@pytest.mark.parametrize(
+    ("action", "options", "said"),
+    [
+        ("slot_erase", {}, "id_slot"),
+        ("slot_erase", {"id_slot": "x"}, "id_slot"),
+        ("slot_save", {"id_slot": 0}, "file"),
+        ("slot_save", {"id_slot": 0, "file": 3}, "file"),
+        ("slot_restore", {"id_slot": 7, "file": "a"}, "no slot 7 of 1"),
+    ],
+)
+def test_rule_10_actions_of_a_wrong_form_are_refused(
+    action: str, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises((BadInput, Refused), match=f"{action}: .*{said}"):
+        Server(SMALL, ONE).engine.act(action, options, 0.0)
+
+
+def test_rule_1_a_context_holds_256_sequences() -> None:
+    adapter = load("llamacpp")
+    make_options(adapter, {"parallel": 256})
+    with pytest.raises(BadInput, match="option parallel"):
+        make_options(adapter, {"parallel": 257})

@@ -155,6 +155,8 @@ requests:
         ("{id: a", "{id: a, tokens: [-1]", "line 4, field requests.0.tokens.0"),
         ("{id: a", "{id: a, tokens: [1099511627776]", "line 4, field requests.0.tokens.0"),
         ("{id: a", "{id: ''", "line 4, field requests.0.id"),
+        ("{id: a", "{id: a, lora: {name: [1]}", "line 4, field requests.0: request a: lora needs"),
+        ("{id: a", "{id: a, lora: {path: /a}", "request a: lora needs a name"),
         ("after:a", "during_decode:a@\u00b2", "request b: when"),
         ("name: x", "name: x\npool_tokens: 1000000000000", "line 2, field pool_tokens"),
         ("name: x", "name: x\nquestion: y", "line 3, field question: occurs twice"),
