@@ -38,7 +38,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store.pages": FOUNDATION | {"kernels", "model.spec", "store"},
     "store.states": FOUNDATION | {"kernels", "model.spec", "store"},
     "model": FOUNDATION | {"model", "kernels", "store"},
-    "model.transformer": FOUNDATION | {"model", "kernels", "store", "engine.plan"},
     "engine": FOUNDATION | {"engine", "kernels", "model", "store"},
     "workload": FOUNDATION | {"workload"},
     "runner": FOUNDATION | PLUGIN | {"workload"},
