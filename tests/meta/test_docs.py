@@ -194,3 +194,20 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run([*build, str(DOCS), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "index.html").stat().st_size > 1000
+
+
+def test_every_kept_report_is_listed_and_has_its_target() -> None:
+    reports = ROOT / "reports"
+    index = (reports / "README.md").read_text("utf-8")
+    pages = {path.name for path in reports.glob("*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([\w.-]+\.md)\)", index))
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for target in re.findall(r"`make (report-\w+)", index):
+        assert re.search(rf"^REPORTS := .*\b{target}\b", makefile, re.MULTILINE), target
+    assert sum(path.stat().st_size for path in reports.rglob("*") if path.is_file()) < 6 << 20
+
+
+def test_a_report_without_its_trace_is_skipped_with_a_message() -> None:
+    make = [sys.executable, str(ROOT / "reports/make.py"), "speed"]
+    done = subprocess.run(make, capture_output=True, text=True)
+    assert done.returncode == 0 and "skipped, no trace" in done.stderr
