@@ -194,7 +194,7 @@ def truth(info: RunInfo) -> str:
     bad = [run for run, each in tested if not each.ok]
     if bad:
         return (
-            f"Truth test FAILED for {join(bad)}: largest error {worst:.1e},"
+            f"Truth test FAILED for {'; '.join(bad)}: largest error {worst:.1e},"
             f" allowed {first.tolerance:.0e}."
         )
     return (
@@ -213,7 +213,7 @@ def _approximate(tested: Sequence[tuple[str, Truth]]) -> str:
     worst = max(each.approximate_max_error for _, each in found)
     return (
         f" Apart from them {plural(rows, 'row')} behind an approximation"
-        f" ({join([run for run, _ in found])}) are off the untruncated model by up to {worst:.1e}."
+        f" ({'; '.join(run for run, _ in found)}) are off the untruncated model by up to {worst:.1e}."
     )
 
 
@@ -227,7 +227,7 @@ def tags(info: RunInfo) -> str:
     tainted = [f"{run} {count(each.tainted)}" for run, each in seen if each.tainted]
     text = f"Content tags: {plural(steps, 'step')} checked, {plural(faults, 'fault')}"
     if tainted:
-        text += f"; tokens reused that descend from an approximation: {join(tainted)}"
+        text += f"; tokens reused that descend from an approximation: {'; '.join(tainted)}"
     return f"{text}."
 
 
