@@ -472,7 +472,7 @@ def bench_kernels(
 @app.command()
 def report(
     ledgers: Annotated[
-        list[Path], typer.Argument(metavar="LEDGER...", help="ledger.parquet files of runs.")
+        list[Path], typer.Argument(metavar="LEDGER...", help="ledger.parquet files, or their folders.")
     ],
     formats: Annotated[str, typer.Option("--format", help="html, md, or both: html,md.")] = (
         "html,md"

@@ -15,6 +15,7 @@ from .experiment import merge_info
 from .ledger.entries import Ledger, read_ledger
 from .lines import read_json
 from .report.info import RunInfo
+from .report.steplog import read_steps
 from .session import Result
 
 if TYPE_CHECKING:
@@ -65,9 +66,25 @@ def read(paths: Sequence[Path]) -> Result:
     ledgers = [path / LEDGER if path.is_dir() else path for path in paths]
     if not ledgers:
         raise BadInput("give the ledger of a run")
-    ledger = Ledger(entry for path in ledgers for entry in read_ledger(path))
+    ledger = _all(ledgers)
     info = _joined([_read_info(path.with_name(FACTS)) for path in ledgers])
     return Result(ledger, info, _steps([path.with_name(STEPS) for path in ledgers]), 0.0)
+
+
+def _all(paths: Sequence[Path]) -> Ledger:
+    """The entries of all files; a row's requests of one scenario may be in one of them only."""
+    whole = Ledger()
+    owner: dict[tuple[str, str], Path] = {}
+    for path in paths:
+        found = read_ledger(path)
+        for key in dict.fromkeys((entry.run, entry.scenario) for entry in found):
+            if key in owner:
+                raise BadInput(
+                    f"{key[0]} of {key[1]} would count twice, it is in {owner[key]} too", file=path
+                )
+            owner[key] = path
+        whole.extend(found)
+    return whole
 
 
 def _read_info(path: Path) -> RunInfo:
@@ -78,7 +95,7 @@ def _read_info(path: Path) -> RunInfo:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
-        raise BadInput(f"{first['msg']}", file=path, field=place) from None
+        raise BadInput(f"{first['msg']}", file=path, field=place or None) from None
 
 
 def _joined(infos: Sequence[RunInfo]) -> RunInfo:
@@ -100,5 +117,5 @@ def _steps(paths: Sequence[Path]) -> pd.DataFrame | None:
     """The Step logs beside the ledgers, one after the other."""
     import pandas as pd
 
-    found = [pd.read_parquet(path) for path in paths if path.exists()]
+    found = [read_steps(path) for path in paths if path.exists()]
     return pd.concat(found, ignore_index=True) if found else None

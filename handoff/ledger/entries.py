@@ -183,7 +183,22 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), sort_keys=isinstance(value, dict))
 
 
-_NESTED = ("options", "runs", "lanes", "deductions", "answers", "unsound", "counters")
+_NESTED: dict[str, type] = {
+    "options": dict,
+    "runs": list,
+    "lanes": dict,
+    "deductions": list,
+    "answers": dict,
+    "unsound": list,
+    "counters": dict,
+}
+"""Columns of JSON text, and what the text holds."""
+_PLAIN: dict[str, type | tuple[type, ...]] = {
+    spec.name: {"str": str, "int": int, "float": (int, float)}[str(spec.type)]
+    for spec in fields(Entry)
+    if spec.type in ("str", "int", "float")
+}
+"""Columns of one value that is always there."""
 _DERIVED_COST = ("saved_flops", "token_weights_flops")
 
 
@@ -288,17 +303,35 @@ class Ledger:
 
 
 def read_ledger(path: str | Path) -> Ledger:
-    """The ledger that ``write_parquet`` wrote; ``BadInput`` if the file is none."""
+    """The ledger that ``write_parquet`` wrote; ``BadInput`` names file, row and column if not."""
     import pandas as pd
 
     try:
         frame = pd.read_parquet(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:
         raise BadInput(f"cannot be read as parquet: {error}", file=path) from None
     missing = [name for name in _COLUMNS if name not in frame.columns]
     if missing:
         raise BadInput(f"is no ledger, it lacks {', '.join(missing)}", file=path)
-    return Ledger(_entry(row) for row in frame.to_dict("records"))
+    return Ledger(_read(row, at, path) for at, row in enumerate(frame.to_dict("records"), 1))
+
+
+def _read(row: Mapping[Any, Any], at: int, path: str | Path) -> Entry:
+    """The entry of row ``at`` (from 1)."""
+    for name, kind in _PLAIN.items():
+        if not isinstance(row[name], kind) or isinstance(row[name], bool):
+            raise BadInput(f"row {at:,} holds {row[name]!r}", file=path, field=name)
+    for name in _NESTED:
+        try:
+            whole = isinstance(json.loads(row[name]), _NESTED[name])
+        except (TypeError, ValueError, RecursionError):
+            whole = False
+        if not whole:
+            raise BadInput(f"row {at:,} is damaged", file=path, field=name)
+    try:
+        return _entry(row)
+    except (AssertionError, AttributeError, TypeError, ValueError) as error:
+        raise BadInput(f"row {at:,} is no entry: {error}", file=path) from None
 
 
 def _entry(row: Mapping[Any, Any]) -> Entry:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from handoff.errors import BadInput
 from handoff.types import (
     NULL,
     Bind,
@@ -27,7 +29,7 @@ from handoff.types import (
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["StepLine", "StepLog"]
+__all__ = ["StepLine", "StepLog", "read_steps"]
 
 
 @dataclass(slots=True)
@@ -54,6 +56,16 @@ class StepLine:
     blocks: int
     start_s: float
     forward_s: float
+
+
+_DTYPES: dict[str, Any] = {
+    "str": str,
+    "int": "int64",
+    "bool": "bool",
+    "float": "float64",
+    "int | None": "Int64",
+}
+"""Column types by annotation: an empty log must not turn those of others into objects."""
 
 
 class StepLog:
@@ -91,13 +103,13 @@ class StepLog:
         self._now += result.forward_s + result.sample_s
 
     def to_pandas(self) -> pd.DataFrame:
-        """One line a row of a Step, in order."""
+        """One line a row of a Step, in order; columns have their types also without any line."""
         import pandas as pd
 
         names = [each.name for each in fields(StepLine)]
         rows = [[getattr(line, name) for name in names] for line in self._lines]
         frame = pd.DataFrame(rows, columns=names)
-        return frame.astype({"hit": "Int64", "attempt": "Int64"})
+        return frame.astype({each.name: _DTYPES[str(each.type)] for each in fields(StepLine)})
 
     def _name(self, event: Event) -> str:
         return event.request or self._request.get(NULL if event.seq is None else event.seq, "")
@@ -148,3 +160,23 @@ class StepLog:
         if ident != NULL:
             table[column] = ident
             self._held[group, ident] += 1
+
+
+def read_steps(path: Path) -> pd.DataFrame:
+    """A table that ``to_pandas`` gave, from parquet; ``BadInput`` names file and column if not."""
+    import pandas as pd
+
+    try:
+        frame = pd.read_parquet(path)
+    except (OSError, ValueError, NotImplementedError) as error:
+        raise BadInput(f"cannot be read as parquet: {error}", file=path) from None
+    names = [each.name for each in fields(StepLine)]
+    missing = [name for name in names if name not in frame.columns]
+    if missing:
+        raise BadInput(f"is no log of steps, it lacks {', '.join(missing)}", file=path)
+    kinds = {"int64": "i", "Int64": "i", "float64": "f", "bool": "b", str: "O"}
+    for each in fields(StepLine):
+        dtype, column = _DTYPES[str(each.type)], frame[each.name]
+        if column.dtype.kind != kinds[dtype] or (dtype != "Int64" and column.isna().any()):
+            raise BadInput("holds something else than a log of steps", file=path, field=each.name)
+    return frame[names]

@@ -141,6 +141,18 @@ def test_written_and_read_again_is_the_same_run(found: Run, tmp_path: Path) -> N
         handoff.load_ledger(tmp_path)
 
 
+def test_a_run_is_read_once_and_its_facts_must_be_facts(found: Run, tmp_path: Path) -> None:
+    found.write(tmp_path / "a")
+    with pytest.raises(BadInput, match="would count twice"):
+        handoff.load_ledger(tmp_path / "a", tmp_path / "a" / "ledger.parquet")
+    (tmp_path / "a" / "run.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"run.json: Input should be"):
+        handoff.load_ledger(tmp_path / "a")
+    (tmp_path / "a" / "run.json").write_text('{"command": 3}')
+    with pytest.raises(BadInput, match=r"run.json, field command: "):
+        handoff.load_ledger(tmp_path / "a")
+
+
 def test_an_explanation_is_written(why: Explanation, tmp_path: Path) -> None:
     names = [path.name for path in why.write(tmp_path)]
     assert names == ["explain.json", "explain.txt", "strip.svg"]

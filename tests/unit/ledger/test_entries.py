@@ -107,3 +107,43 @@ def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     Ledger([example()]).to_pandas().drop(columns=["hit_tokens"]).to_parquet(tmp_path / "b.parquet")
     with pytest.raises(BadInput, match="hit_tokens"):
         read_ledger(tmp_path / "b.parquet")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("runs", '[["reused",0,40],["fresh",41,40]]'),
+        ("runs", '[["reused",0]]'),
+        ("runs", '[["reused","a",40]]'),
+        ("runs", "[[[]]]"),
+        ("runs", '[["nonsense",0,40]]'),
+        ("runs", "null"),
+        ("runs", "[[" * 9),
+        ("lanes", '{"full":[["reused",0,39]]}'),
+        ("lanes", "[]"),
+        ("lanes", '{"full":3}'),
+        ("deductions", "[[1]]"),
+        ("deductions", "[3]"),
+        ("answers", "x"),
+        ("counters", "[]"),
+        ("options", ""),
+        ("unsound", "{}"),
+        ("status", None),
+        ("run", None),
+        ("hit_tokens", None),
+        ("hit_tokens", "many"),
+        ("cold_flops", "many"),
+        ("arrival_s", "late"),
+        ("estimate_tokens", "many"),
+        ("ttft_s", "late"),
+    ],
+)
+def test_a_damaged_cell_names_file_and_row(tmp_path: Path, column: str, value: object) -> None:
+    frame = Ledger([example(), example(request="c")]).to_pandas().astype({column: object})
+    frame.loc[1, column] = value
+    path = tmp_path / "c.parquet"
+    if isinstance(value, str):
+        frame[column] = frame[column].astype(str)  # a parquet column has one type
+    frame.to_parquet(path)
+    with pytest.raises(BadInput, match=r"c.parquet.*row [12]"):
+        read_ledger(path)

@@ -5,6 +5,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from handoff.errors import BadInput
 from handoff.index.spans import Seq
 from handoff.report.content import build
 from handoff.report.figure_steps import timeline
@@ -12,7 +13,7 @@ from handoff.report.gallery import gallery
 from handoff.report.info import RunInfo
 from handoff.report.perfetto import trace_events, write_perfetto
 from handoff.report.prometheus import prometheus
-from handoff.report.steplog import StepLog
+from handoff.report.steplog import StepLog, read_steps
 from handoff.types import Bind, Close, Event, Handoff, Open, Row, RowResult, Step, StepResult
 
 from . import ledgers
@@ -65,6 +66,32 @@ def test_the_step_log_tells_what_happened() -> None:
     assert list(frame["preempted"]) == ["", "", "a", "", ""]
     assert list(frame["start_s"]) == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert list(frame["hit"].fillna(-1)) == [0, -1, -1, 4, -1]
+
+
+def test_a_row_that_refused_everything_leaves_the_others_their_timeline() -> None:
+    nothing, something = StepLog("sglang", "x").to_pandas(), played().to_pandas()
+    assert list(nothing.dtypes) == list(something.dtypes)
+    both = pd.concat([nothing, something], ignore_index=True)
+    assert (
+        timeline(both[both["step"] < 2]).title
+        == "1 request in 2 steps: 8 tokens of prompts computed, 0 hit"
+    )
+
+
+def test_a_log_survives_parquet_and_a_damaged_one_names_file_and_column(tmp_path: Path) -> None:
+    frame, path = played().to_pandas(), tmp_path / "steps.parquet"
+    for whole in (frame, frame[:0]):
+        whole.to_parquet(path, index=False)
+        pd.testing.assert_frame_equal(read_steps(path), whole)
+    path.write_text("no")
+    with pytest.raises(BadInput, match=r"steps.parquet: cannot be read"):
+        read_steps(path)
+    holed = frame["request"].where(frame["step"] != 1)
+    damaged = [frame.drop(columns="step"), frame.assign(decode="x"), frame.assign(request=holed)]
+    for broken, column in zip(damaged, ("step", "decode", "request"), strict=True):
+        broken.to_parquet(path, index=False)
+        with pytest.raises(BadInput, match=f"steps.parquet.*{column}"):
+            read_steps(path)
 
 
 def test_the_timeline_prices_a_preemption() -> None:
