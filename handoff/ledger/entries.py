@@ -193,11 +193,8 @@ _NESTED: dict[str, type] = {
     "counters": dict,
 }
 """Columns of JSON text, and what the text holds."""
-_PLAIN: dict[str, type | tuple[type, ...]] = {
-    spec.name: {"str": str, "int": int, "float": (int, float)}[str(spec.type)]
-    for spec in fields(Entry)
-    if spec.type in ("str", "int", "float")
-}
+_KINDS: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float)}
+_PLAIN = {s.name: _KINDS[str(s.type)] for s in fields(Entry) if str(s.type) in _KINDS}
 """Columns of one value that is always there."""
 _DERIVED_COST = ("saved_flops", "token_weights_flops")
 

@@ -116,6 +116,24 @@ NOT_UNDERSTOOD = (
 )
 """Fields of architectures whose layers this module cannot price."""
 
+POSITIVE = (
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "vocab_size"),
+    *("num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("kv_lora_rank", "qk_rope_head_dim", "v_head_dim"),
+    *("linear_num_key_heads", "linear_key_head_dim", "linear_conv_kernel_dim"),
+    *("linear_num_value_heads", "linear_value_head_dim"),
+)
+NOT_NEGATIVE = (
+    *("num_local_experts", "n_routed_experts", "num_experts", "num_experts_per_tok"),
+    *("moe_intermediate_size", "n_shared_experts", "shared_expert_intermediate_size"),
+    *("first_k_dense_replace", "decoder_sparse_step"),
+    *("sliding_window", "sliding_window_pattern", "full_attention_interval"),
+    *("q_lora_rank", "qk_nope_head_dim"),
+)
+"""Numbers that are read, where they are given; 0 switches off, as ``null`` does."""
+LARGEST = 1 << 40
+MOST_LAYERS = 1 << 14
+
 
 @cache
 def _presets() -> dict[str, dict[str, Any]]:
@@ -146,12 +164,24 @@ def load_model(name: str) -> Model:
         return preset(name)
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadInput(f"cannot be read: {error}", file=path) from None
+    if not isinstance(config, dict):
+        raise BadInput("is not a JSON object", file=path)
     try:
         return from_config({"title": path.parent.name or path.stem, **config})
     except KeyError as error:
         raise BadInput("is missing", file=path, field=str(error.args[0])) from None
+    except _Wrong as error:
+        raise BadInput(error.why, file=path, field=error.field) from None
+
+
+class _Wrong(BadInput):
+    """A field whose value is none for it."""
+
+    def __init__(self, field: str, why: str) -> None:
+        self.field, self.why = field, why
+        super().__init__(why, field=field)
 
 
 def reference_model(spec: ModelSpec, dtype: int = 4) -> Model:
@@ -181,9 +211,14 @@ def reference_model(spec: ModelSpec, dtype: int = 4) -> Model:
 def from_config(config: Mapping[str, Any]) -> Model:
     """The model of an HF-style configuration.
 
-    ``KeyError`` names a field that is missing, ``Unsupported`` one that is not understood.
+    ``KeyError`` names a field that is missing, ``Unsupported`` one that is not understood,
+    ``BadInput`` one whose value cannot be.
     """
-    config = {**config, **config.get("text_config", {})}
+    inner = config.get("text_config") or {}
+    if not isinstance(inner, Mapping):
+        raise _Wrong("text_config", "is not a JSON object")
+    config = {name: value for name, value in {**config, **inner}.items() if value is not None}
+    _check(config)
     strange = [name for name in NOT_UNDERSTOOD if config.get(name)]
     if strange:
         raise Unsupported(f"a model with {strange[0]} would be miscounted; it is not understood")
@@ -193,6 +228,27 @@ def from_config(config: Mapping[str, Any]) -> Model:
     layers = tuple(_layer(config, index, states[index], windows[index]) for index in range(count))
     head = int(config["hidden_size"]) * int(config["vocab_size"])
     return Model(str(config.get("title", config.get("model_type", "model"))), layers, head)
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    """Every number is one and in range, every list has one item a layer."""
+    for names, least in ((POSITIVE, 1), (NOT_NEGATIVE, 0)):
+        for name in names:
+            value = config.get(name, least)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise _Wrong(name, f"{value!r} is no whole number")
+            if not least <= value <= LARGEST:
+                raise _Wrong(name, f"{value} is not between {least} and {LARGEST:,}")
+    count = config["num_hidden_layers"]
+    if count > MOST_LAYERS:
+        raise _Wrong("num_hidden_layers", f"{count} is more than {MOST_LAYERS:,}")
+    types = config.get("layer_types", [""] * count)
+    if not isinstance(types, list) or len(types) != count:
+        raise _Wrong("layer_types", f"is no list of {count} layers")
+    if not isinstance(config.get("mlp_only_layers", []), list):
+        raise _Wrong("mlp_only_layers", "is no list of layers")
+    if "head_dim" not in config and config["hidden_size"] < config["num_attention_heads"]:
+        raise _Wrong("num_attention_heads", "is more than hidden_size")
 
 
 def _windows(config: Mapping[str, Any], count: int) -> Sequence[int | None]:

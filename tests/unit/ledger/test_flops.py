@@ -14,7 +14,15 @@ from handoff.index.spans import Seq
 from handoff.ledger.costs import Costs, place
 from handoff.ledger.flops import Work, layer_work, visible_keys, visible_pairs
 from handoff.ledger.roofline import BANDWIDTH, COMPUTE, DEVICES, Roofline, device
-from handoff.model.presets import LayerShape, from_config, load_model, preset, preset_names
+from handoff.model.presets import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    LayerShape,
+    from_config,
+    load_model,
+    preset,
+    preset_names,
+)
 from handoff.types import Group, Layer, Layout, Pool, Row, Spans, Step
 
 limits = st.one_of(st.none(), st.integers(1, 9))
@@ -159,6 +167,49 @@ def test_models_from_files(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="Did you mean llama"):
         load_model("llama-3.1-8")
     assert len(preset_names()) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        *(({name: value}, name) for name in POSITIVE for value in (0, -1, "8", 1.5, [1], True)),
+        *(({name: value}, name) for name in NOT_NEGATIVE for value in (-1, "8", 1.5, True)),
+        ({"num_hidden_layers": 1 << 20}, "num_hidden_layers"),
+        ({"hidden_size": 1 << 60}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"num_attention_heads": 99}, "num_attention_heads"),
+        ({"layer_types": ["full_attention"]}, "layer_types"),
+        ({"layer_types": 2}, "layer_types"),
+        ({"mlp_only_layers": 2}, "mlp_only_layers"),
+        ({"text_config": [1]}, "text_config"),
+        ({"text_config": {"hidden_size": -1}}, "hidden_size"),
+    ],
+    ids=str,
+)
+def test_a_wrong_field_of_a_config_is_named_with_its_file(
+    tmp_path: Path, changes: dict[str, object], field: str
+) -> None:
+    config = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 32,
+        "vocab_size": 16,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    load_model(str(path))
+    path.write_text(json.dumps({**config, **changes}))
+    with pytest.raises(BadInput, match=rf"config\.json, field {field}: "):
+        load_model(str(path))
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "null", '"x"', "{", "[" * 100_000])
+def test_what_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"config\.json: (is not a JSON object|cannot be read)"):
+        load_model(str(path))
 
 
 # -- layouts -----------------------------------------------------------------------------------
