@@ -150,9 +150,9 @@ def adapters(
     if as_json:
         from .adapter import names
 
-        chosen = [name] if name else names()
+        chosen = names() if name is None else [name]
         _print_json([adapter_facts(each) for each in chosen])
-    elif name:
+    elif name is not None:
         show_adapter(name, left_out=left_out)
     else:
         show_adapters(left_out=left_out)
@@ -221,7 +221,8 @@ def run_command(
         Path | None, typer.Option(metavar="FILE", help="Also write counters as Prometheus text.")
     ] = None,
     day: Annotated[
-        str | None, typer.Option("--date", help="Date printed in the report; default: today.")
+        str | None,
+        typer.Option("--date", metavar="YYYY-MM-DD", help="Date of the report; default: today."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what an interrupted run finished in --out.")
@@ -472,7 +473,8 @@ def bench_kernels(
 @app.command()
 def report(
     ledgers: Annotated[
-        list[Path], typer.Argument(metavar="LEDGER...", help="ledger.parquet files, or their folders.")
+        list[Path],
+        typer.Argument(metavar="LEDGER...", help="ledger.parquet files, or their folders."),
     ],
     formats: Annotated[str, typer.Option("--format", help="html, md, or both: html,md.")] = (
         "html,md"

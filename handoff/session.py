@@ -6,7 +6,6 @@ next one starts, so an interrupted run loses nothing and can be resumed.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -38,6 +37,11 @@ from .types import Request
 from .workload.arrivals import Arrival, When
 from .workload.scenario import Scenario, builtin, load_scenario
 
+try:
+    import fcntl
+except ImportError:  # no POSIX: runs cannot lock their folder there
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -66,6 +70,17 @@ class RunPlan:
     resume: bool = False
     extra: Sequence[RowSpec] = ()
     today: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.today is not None and not _is_day(self.today):
+            raise BadInput(f"{self.today!r} is no date of the form YYYY-MM-DD", field="date")
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 @dataclass
@@ -345,16 +360,21 @@ class _Parts:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """The folder can be written and no other run writes into it; ``BadInput`` otherwise."""
+        """The folder can be written and no other run writes into it; ``BadInput`` otherwise.
+
+        Where the system has no such locks, nobody looks for another run.
+        """
         if self._folder is None:
             yield
             return
         out = self._folder.parent
         held = None
+        held = None
         try:
             out.mkdir(parents=True, exist_ok=True)
-            held = os.open(out, os.O_RDONLY)
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                held = os.open(out, os.O_RDONLY)
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not self._plan.resume:
                 self.clear()
             self._folder.mkdir(exist_ok=True)
@@ -365,7 +385,8 @@ class _Parts:
         try:
             yield
         finally:
-            os.close(held)  # and with it the lock
+            if held is not None:
+                os.close(held)  # and with it the lock
 
     def _key(self, spec: RowSpec, source: _Source) -> Path | None:
         if self._folder is None:

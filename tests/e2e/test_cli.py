@@ -102,6 +102,11 @@ BAD = [
     (["run", "mid-block", "--pool-tokens", "1000000000"], "268,435,456"),
     (["run", "mid-block", "mid-block"], "2 sources are named mid-block"),
     (["run", "missing.yaml"], "missing.yaml"),
+    (["run", "mid-block", "--date", "yesterday"], "field date: 'yesterday' is no date"),
+    (["run", "mid-block", "--date", "20260101"], "YYYY-MM-DD"),
+    (["run", "mid-block", "--date", "2026-02-30"], "YYYY-MM-DD"),
+    (["adapters", ""], "no adapter ''"),
+    (["adapters", "", "--json"], "no adapter ''"),
     (["run", "missing.jsonl.gz"], "missing.jsonl.gz"),
     (["run", "--no-such-option"], "--no-such-option"),
     (["conform", "missing"], "missing"),
@@ -220,6 +225,20 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path) -> None:
     assert "mid-block" in out and (tmp_path / "o" / "ledger.parquet").exists()
     done = handoff(*args[:2], *args[3:], "--resume", cwd=tmp_path)
     assert done.returncode == 0
+
+
+def test_without_file_locks_a_run_is_written_all_the_same(tmp_path: Path) -> None:
+    out = str(tmp_path)
+    args = ["run", "mid-block", "--plan-only", "--adapters", "vllm", "--out", out]
+    code = (
+        "import sys; sys.modules['fcntl'] = None\n"
+        "import handoff\n"
+        f"handoff.run('mid-block', adapters=['vllm'], execute=False).write({out!r})\n"
+        f"from handoff.cli import main; main({args!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "ledger.parquet").exists() and "Wrote" in done.stderr + done.stdout
 
 
 def test_one_run_a_folder_and_a_folder_that_can_be_written(tmp_path: Path) -> None:
