@@ -11,7 +11,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -42,6 +42,7 @@ GROUP = "handoff.adapters"
 ORDER = ("vllm", "sglang", "llamacpp", "tensorrt_llm", "deepinfer")
 """Order of rows and columns everywhere; other adapters follow by name."""
 
+Asked = TypeVar("Asked", bound=BaseModel)
 Evidence = Literal["ran", "transcribed", "read"]
 """How the rules were established: upstream ran, was transcribed and ran, or was only read."""
 
@@ -180,13 +181,13 @@ def make_options(adapter: Adapter, values: Mapping[str, Any]) -> Options:
         ) from None
 
 
-def check_asked(known: type[BaseModel], values: Mapping[str, Any], who: str) -> None:
-    """Refuses request or action options of a wrong type: one ``BadInput`` line that names ``who``.
+def check_asked(known: type[Asked], values: Mapping[str, Any], who: str) -> Asked:
+    """Request or action options as ``known`` types them; else one ``BadInput`` that names ``who``.
 
     ``known`` types the options that an adapter reads; it decides whether others are ignored.
     """
     try:
-        known.model_validate(values)
+        return known.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "options"

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handoff.adapter import check_asked
 from handoff.errors import HandoffError, Refused, Unsupported
 from handoff.index.spans import LATE, Seq
 from handoff.types import Match, Request, Row, RowResult, Step, StepResult
 
-from .options import Options
+from .options import ForkOptions, Options
 from .outside import make_outside
 from .rank import Rank
 from .replay import row_spans
@@ -105,12 +106,13 @@ class DeepInferEngine(Rank):
         """``fork_seq`` with id, source, branch, max_tokens, and upstream's optional arguments."""
         if action != "fork_seq":
             raise Unsupported(f"action {action}: DeepInfer knows fork_seq")
+        asked = check_asked(ForkOptions, options, action)
         self.fork_seq(
-            str(options["id"]),
-            self._live(str(options["source"])),
-            str(options.get("branch", "")),
-            int(options.get("max_tokens", 1)),
-            replace_last=options.get("replace_last_token_id"),
+            asked.id,
+            self._live(asked.source),
+            asked.branch,
+            asked.max_tokens,
+            replace_last=asked.replace_last_token_id,
         )
         self._idle = 0
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from handoff import adapter
 from handoff.errors import BadInput, Unsupported
 
 from .models import PRESETS, Model
 
-__all__ = ["Options", "from_recorded"]
+__all__ = ["ForkOptions", "Options", "from_recorded"]
 
 MOST_IDS = 1 << 24
 """Blocks, or states, of a pool: far beyond any device, still simulated in memory."""
@@ -189,6 +189,18 @@ class Options(adapter.Options):
     def keep(self) -> int:
         """K, tokens at the end of the prompt whose consumer rows are kept."""
         return self.yoco_prefill_keep_tokens
+
+
+class ForkOptions(BaseModel):
+    """Options of the action ``fork_seq`` (RULES 2.4)."""
+
+    model_config = ConfigDict(strict=True)
+
+    id: str = Field(min_length=1)
+    source: str
+    branch: str = ""
+    max_tokens: int = Field(default=1, ge=0)
+    replace_last_token_id: int | None = None
 
 
 _RECORDED = {  # the recordings' short names, and the defaults of the recorded engine

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from handoff.adapter import check_asked
 from handoff.errors import Refused, Unsupported
 from handoff.index.spans import LATE, Seq
 from handoff.types import (
@@ -31,7 +32,7 @@ from .cache import PrefixCache
 from .handoff import build_handoff, ring_spans
 from .journal import Journal
 from .layout import STATE, build_layout
-from .options import Options
+from .options import Options, RequestOptions
 from .req import Req
 from .scheduler import Batch, Scheduler
 
@@ -83,6 +84,7 @@ class Engine:
         """Queue a request; refuses what cannot be served even alone."""
         if not len(request.prompt):
             raise Refused(f"{request.id}: the prompt is empty")
+        check_asked(RequestOptions, request.options, request.id)
         if not request.max_tokens:
             raise Refused(f"{request.id}: SGLang generates at least one token")
         options = self.options

@@ -5,13 +5,24 @@ Sources: ``server_args.py`` for the names and defaults, rule book section 12 for
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handoff.adapter import Options as Base
 
-__all__ = ["Options"]
+__all__ = ["Options", "RequestOptions"]
+
+
+class RequestOptions(BaseModel):
+    """What a request may ask of the cache (rules 2.1, 5, 6); other options are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    extra_key: str | int | list[Any] | None = None
+    stop_token_ids: list[int] | tuple[int, ...] | set[int] = ()
+    return_logprob: bool = False
+    logprob_start_len: int = -1
 
 
 class Options(Base):

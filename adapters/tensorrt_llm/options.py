@@ -15,7 +15,7 @@ __all__ = ["Options", "describe", "from_recorded"]
 DEFAULT_OFFLOAD_PRIORITY = 30
 
 
-MOST_BLOCKS = 1 << 24
+MOST_BLOCKS = 1 << 23
 """Blocks of a pool: far beyond any device or host, still simulated in memory."""
 MOST_DRAFTS = 1 << 10
 Blocks = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]

@@ -761,6 +761,27 @@ def test_3_2_a_refusal_names_the_option() -> None:
         Rig().engine.submit(Rig().request("a", 100), 0.0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "option"),
+    [
+        ({"id": None}, "id"),
+        ({"source": ["s"]}, "source"),
+        ({"max_tokens": "x"}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"replace_last_token_id": "x"}, "replace_last_token_id"),
+    ],
+    ids=str,
+)
+def test_2_4_a_fork_of_a_wrong_form_is_refused(changes: dict[str, object], option: str) -> None:
+    rig = Rig()
+    rig.add("s", 9, 4)
+    rig.step()
+    asked: dict[str, object] = {"id": "f", "source": "s", "branch": "x", "max_tokens": 2}
+    with pytest.raises(BadInput, match=f"fork_seq: option {option}"):
+        rig.engine.act("fork_seq", {**asked, **changes}, 0.0)
+    rig.engine.act("fork_seq", asked, 0.0)
+
+
 def test_bind_order_blocks_then_state() -> None:
     rig = Rig(**SMALL)
     rig.add("a", 9)

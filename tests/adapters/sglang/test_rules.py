@@ -713,3 +713,18 @@ def test_serving_alone_agrees_with_the_scheduler() -> None:
         )
     with pytest.raises(Refused):
         alone.serve_alone(Request("big", Seq.of(words(4, 300)), 1))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"stop_token_ids": 5},
+        {"stop_token_ids": [[1]]},
+        {"return_logprob": True, "logprob_start_len": "x"},
+        {"extra_key": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_request_options_of_a_wrong_type_name_the_request(asked: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=f"r1: option {list(asked)[-1]}"):
+        Play().submit(words(1, 10), 2, options=asked)
