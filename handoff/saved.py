@@ -79,9 +79,9 @@ def _all(paths: Sequence[Path]) -> Ledger:
         found = read_ledger(path)
         for key in dict.fromkeys((entry.run, entry.scenario) for entry in found):
             if key in owner:
-                raise BadInput(
-                    f"{key[0]} of {key[1]} would count twice, it is in {owner[key]} too", file=path
-                )
+                same = owner[key].resolve() == path.resolve()
+                why = "the file is given twice" if same else f"it is in {owner[key]} too"
+                raise BadInput(f"{key[0]} of {key[1]} would count twice: {why}", file=path)
             owner[key] = path
         whole.extend(found)
     return whole

@@ -143,8 +143,11 @@ def test_written_and_read_again_is_the_same_run(found: Run, tmp_path: Path) -> N
 
 def test_a_run_is_read_once_and_its_facts_must_be_facts(found: Run, tmp_path: Path) -> None:
     found.write(tmp_path / "a")
-    with pytest.raises(BadInput, match="would count twice"):
+    found.write(tmp_path / "b")
+    with pytest.raises(BadInput, match="would count twice: the file is given twice"):
         handoff.load_ledger(tmp_path / "a", tmp_path / "a" / "ledger.parquet")
+    with pytest.raises(BadInput, match=r"would count twice: it is in .*a.ledger.parquet too"):
+        handoff.load_ledger(tmp_path / "a", tmp_path / "b")
     (tmp_path / "a" / "run.json").write_text("[]")
     with pytest.raises(BadInput, match=r"run.json: Input should be"):
         handoff.load_ledger(tmp_path / "a")
