@@ -55,5 +55,6 @@ $(READY): pyproject.toml constraints.txt
 	else \
 	  $(PYTHON) -m venv $(VENV) && cp constraints.txt $(VENV)/constraints.txt; \
 	fi
+	@echo "Setting up $(VENV) once: about 1 GB with a CPU build of torch, a few minutes"
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[test,notebook,docs]'
 	@touch $@

@@ -93,7 +93,8 @@ def main(argv: list[str] | None = None) -> NoReturn:
             sys.exit(2)
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "handoff"
-        _fail(f"{message().rstrip('.')}. See: {path} --help")
+        said = message().rstrip(".")
+        _fail(f"{said}{'' if said.endswith('?') else '.'} See: {path} --help")
     sys.exit(code if isinstance(code, int) else 0)
 
 

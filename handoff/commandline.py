@@ -7,6 +7,7 @@ names it; one that has nothing to do with the cache is listed as ignored.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 import shlex
@@ -235,6 +236,7 @@ def _values(
     positive = name.removeprefix("no_")
     if positive != name and raw is None and positive in fields:
         return {positive: False}
+    _spelled(flag, name, server, fields)
     if _listed(name, server.left_out) or (CACHE_WORDS.search(name) and not HARMLESS.search(name)):
         title = load(server.adapter).title
         raise Unsupported(
@@ -242,6 +244,18 @@ def _values(
             f" handoff adapters {server.adapter} --left-out"
         )
     return None
+
+
+def _spelled(flag: str, name: str, server: _Server, fields: Mapping[str, FieldInfo]) -> None:
+    """Raises ``BadInput`` for a flag that is almost one that matters: a slip of the pen."""
+    known = [*fields, *server.renamed, *server.off, *server.nested, *server.switches]
+    known += [each for each in server.left_out if not each.endswith("*")]
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, known, 1, cutoff=0.88)
+    if close:
+        meant = close[0].replace("_", "-")
+        raise BadInput(f"--from: {server.adapter} has no flag {flag}. Did you mean --{meant}?")
 
 
 def _listed(name: str, patterns: tuple[str, ...]) -> bool:

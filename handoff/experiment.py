@@ -102,7 +102,8 @@ def rows_of(
 ) -> list[RowSpec]:
     """The rows of a stream: those that the scenario names, else one per adapter, then ``extra``.
 
-    ``sets`` are option values by adapter; they win over the scenario's own.
+    ``sets`` are option values by adapter; they win over the scenario's own, and what a row of
+    ``extra`` states wins over them.
     """
     found = []
     if scenario is not None and scenario.rows:
@@ -120,7 +121,9 @@ def rows_of(
         RowSpec(
             row.label,
             row.adapter,
-            {**shared.get(row.adapter, {}), **row.values, **sets.get(row.adapter, {})},
+            {**shared.get(row.adapter, {}), **row.values, **sets.get(row.adapter, {})}
+            if row not in extra
+            else {**shared.get(row.adapter, {}), **sets.get(row.adapter, {}), **row.values},
         )
         for row in found
     ]

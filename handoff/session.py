@@ -148,7 +148,9 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
     stopped: KeyboardInterrupt | Exception | None = None
     try:
         with parts.alone():
-            for spec, source in jobs:
+            for at, (spec, source) in enumerate(jobs):
+                if not at or jobs[at - 1][1] is not source:
+                    say(f"{source.stream.name} ({sources.index(source) + 1} of {len(sources)})")
                 with _fitting(spec):
                     finished.append((source, _serve(spec, source, plan, parts, say)))
     except (KeyboardInterrupt, Exception) as error:  # whatever it was, what is finished is kept
@@ -178,10 +180,7 @@ def _smallest(specs: Sequence[RowSpec], say: Callable[[str], None]) -> dict[str,
         with _fitting(spec):
             found[spec.label] = smallest_of(spec)
         if found[spec.label] is None:
-            say(
-                f"warning {spec.label} can never hit here: no prompt that it accepts gets a hit"
-                f" when it is repeated. See: handoff explain --only {spec.adapter}"
-            )
+            say(f"warning {spec.label}: a prompt sent again can never hit under these options")
     return found
 
 

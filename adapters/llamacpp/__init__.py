@@ -62,9 +62,9 @@ class LlamaCpp:
         return LlamaCppEngine(_own(options))
 
     def budget(self, pool_tokens: int, options: BaseOptions) -> Mapping[str, Any]:
-        """``-c`` is the budget: cells of the full cache, all slots together."""
+        """``-c`` is the budget: cells of all slots together, in steps of 256 as upstream rounds."""
         del options
-        return {"ctx_size": pool_tokens}
+        return {"ctx_size": -(-pool_tokens // 256) * 256}
 
     def describe(self, options: BaseOptions) -> str:
         own = _own(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,17 @@ def explain_command(
     if sum((bool(paths), pair is not None, request is not None)) != 1:
         raise BadInput("explain needs prompts, or --shared N, or --request ID (one of them)")
     if request is not None:
+        if sets or what_ifs or extra:
+            raise BadInput(
+                "--request shows a past run as it was: --set, --what-if, --row and --from need"
+                " prompts"
+            )
         name, ledger, scenario = request
         found = explain_request(read_ledger(ledger), name, scenario)
+        kept = tuple(each for each in found.answers if each.entry.adapter in adapters)
+        if not kept and found.answers:
+            raise BadInput(f"request {name} has no row of {', '.join(adapters)}")
+        found = replace(found, answers=kept)
     else:
         prompts = (
             shorthand(*pair)

@@ -97,6 +97,7 @@ class Accountant:
         self._flying: deque[Step] = deque()
         self._now = 0.0
         self._longest_chunk = 1
+        self._chunked = False  # some prompt was computed in several rows
         self.background_bytes = 0
         """Bytes copied or loaded on behalf of no admission (write-back while idle)."""
 
@@ -250,8 +251,8 @@ class Accountant:
         first.computed += max(0, min(stop, prompt) - border)
         admission.recomputed += border - row.start
         account.frontier = max(account.frontier, stop)
-        if stop - row.start > self._longest_chunk:
-            self._longest_chunk = stop - row.start
+        self._longest_chunk = max(self._longest_chunk, stop - row.start)
+        self._chunked |= row.stop < handoff.known_tokens
         if self._costs is None:
             return
         self._cost(admission, row.start, border, row, heads=border == handoff.known_tokens)
@@ -293,7 +294,8 @@ class Accountant:
         cold_flops, cold_ttft = 0, None
         if self._costs is not None:
             cold_flops = self._costs.cold(length, handoff.cold).flops
-            cold_ttft = self._costs.cold_seconds(length, handoff.cold, self._longest_chunk)
+            chunk = self._longest_chunk if self._chunked else length
+            cold_ttft = self._costs.cold_seconds(length, handoff.cold, chunk)
         dropped = account.aborted or account.refused is not None
         return Entry(
             **self._common(name, account),

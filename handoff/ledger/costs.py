@@ -104,8 +104,8 @@ class Costs:
         return 0.0 if self._roofline is None else self._roofline.seconds(work)
 
     def cold_seconds(self, length: int, spans: Spans | None, chunk: int) -> float:
-        """Roofline time of a cold prompt in chunks of ``chunk`` tokens (at least 512)."""
-        total, chunk = 0.0, max(chunk, 512)
+        """Roofline time of a cold prompt in chunks of ``chunk``; each reads the weights."""
+        total = 0.0
         for start in range(0, length, chunk):
             stop = min(length, start + chunk)
             total += self.seconds(self.row(start, stop, spans, heads=int(stop == length)))

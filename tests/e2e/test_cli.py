@@ -296,3 +296,28 @@ def test_a_broken_invariant_is_one_line_and_keeps_what_is_finished(
 def test_version_and_help() -> None:
     assert handoff("--version").stdout.startswith("handoff 0.")
     assert "conform" in handoff("--help").stdout
+
+
+def test_a_past_request_is_shown_as_it_was(tmp_path: Path) -> None:
+    done = handoff("run", "mid-block", "--plan-only", "--out", "o", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    past = ["explain", "--request", "second", "--ledger", "o/ledger.parquet"]
+    one = handoff(*past, "--only", "vllm", cwd=tmp_path)
+    assert one.returncode == 0 and "vLLM" in one.stdout and "SGLang" not in one.stdout
+    changed = handoff(*past, "--what-if", "vllm.block_size=32", cwd=tmp_path)
+    assert changed.returncode == 2 and "as it was" in changed.stderr
+
+
+def test_a_prompt_without_a_hit_takes_its_cold_time(tmp_path: Path) -> None:
+    """In chunks as the options say: small micro-batches read the weights more often."""
+    from handoff.ledger.entries import read_ledger
+
+    args = ["--set", "llamacpp.batch_size=64", "--set", "llamacpp.ubatch_size=32"]
+    done = handoff(
+        "run", "system-prompt", "--plan-only", "--adapters", "llamacpp", *args, "--out", "o",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first = read_ledger(tmp_path / "o" / "ledger.parquet")[0]
+    assert first.hit_tokens == 0 and first.ttft_s is not None and first.cold_ttft_s is not None
+    assert abs(first.ttft_s - first.cold_ttft_s) < 0.02 * first.cold_ttft_s

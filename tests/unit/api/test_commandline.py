@@ -14,6 +14,7 @@ import pytest
 from handoff import commandline as module
 from handoff.commandline import parse_row, parse_server
 from handoff.errors import BadInput, HandoffError, Unsupported
+from handoff.experiment import rows_of
 
 
 def test_the_examples_of_the_docstrings() -> None:
@@ -162,3 +163,24 @@ def test_sweep_prints_pools_with_the_best_and_the_ceiling(tmp_path: Path) -> Non
     for pools in ("512", "a,b", "0,3"):
         wrong = command("sweep", "small-pool", "--pools", pools, folder=tmp_path)
         assert wrong.returncode == 2 and wrong.stderr.startswith("error ")
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("vllm serve M --blok-size 32", "--block-size"),
+        ("llama-server --cache-reus 256", "--cache-reuse"),
+        ("python -m sglang.launch_server --page-sise 16", "--page-size"),
+    ],
+)
+def test_a_misspelt_flag_is_no_harmless_one(command: str, meant: str) -> None:
+    with pytest.raises(BadInput, match=f"Did you mean {meant}"):
+        parse_server(command)
+
+
+def test_what_a_row_states_wins_over_shared_values() -> None:
+    row = parse_row("vllm:block_size=32")
+    sets = {"vllm": {"block_size": 128, "max_num_seqs": 7}}
+    plain, own = rows_of(None, ["vllm"], sets, [row])
+    assert plain.values["block_size"] == 128
+    assert own.values["block_size"] == 32 and own.values["max_num_seqs"] == 7
