@@ -42,6 +42,14 @@ class DeepInfer:
     upstream = "0.1.0"
     evidence: adapter.Evidence = "ran"
     left_out: Mapping[str, str] = LEFT_OUT
+    rules: Mapping[str, str] = {
+        "alignment": "9.3",
+        "not_stored": "9.6",
+        "evicted": "9.6",
+        "isolation": "1",
+        "disabled": "1",
+    }
+    """Rules behind losses that no handoff deducts."""
     options: type[adapter.Options] = Options
 
     def engine(self, options: adapter.Options) -> DeepInferEngine:

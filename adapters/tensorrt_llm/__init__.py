@@ -48,7 +48,13 @@ class _Adapter:
         }
     )
     rules: Mapping[str, str] = MappingProxyType(
-        {"isolation": "2", "disabled": "1", "not_stored": "11b", "evicted": "6"}
+        {
+            "alignment": "4",
+            "not_stored": "11b",
+            "evicted": "6",
+            "isolation": "2",
+            "disabled": "1",
+        }
     )
     """Sections of the rule book for losses that the ledger finds itself."""
     options: type[BaseOptions] = Options

@@ -237,7 +237,7 @@ class WindowManager:
     # -- sequence ---------------------------------------------------------------------------
 
     def hole(self, request: LlmRequest, sequence: WindowSequence) -> None:
-        """A column that was only traversed: the sequence holds no block there (RULES 4c, 8)."""
+        """A column that was only traversed: the sequence holds no block there (RULES 4.1c, 8)."""
         sequence.blocks.append(None)
         sequence.ids.append(NULL)
         sequence.traversed = True

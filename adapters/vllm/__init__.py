@@ -49,7 +49,7 @@ class VllmAdapter:
     left_out: Mapping[str, str] = LEFT_OUT
     rules: Mapping[str, str] = {
         "alignment": "5",
-        "not_stored": "7",
+        "not_stored": "7b",
         "evicted": "4",
         "isolation": "3",
         "disabled": "2",

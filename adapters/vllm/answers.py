@@ -47,24 +47,26 @@ def deductions(
     dropped = max(min(measure.dropped, aligned), local)
     names = [group.name for group in sizes.groups]
     if skip_reading:
-        steps: list[tuple[int, str, str, str | None]] = [(served, "disabled", "13", None)]
+        unread = "the request does not read the cache"
+        steps: list[tuple[int, str, str, str | None, str]] = [
+            (served, "disabled", "13", None, unread)
+        ]
     else:
         limiting = _limiting(sizes, measure)
         drafting = names[measure.leading] if len(names) > 1 else None
+        lacking = measure.missing.get(limiting) or f"{names[limiting]} cannot serve more of it"
+        short = f"a hit within the replayed window of {sizes.replay} is given up"
         steps = [
-            (capped, "last_token", "5", None),
-            (aligned, "alignment", "5", None),
-            (dropped, "draft", "9", drafting),
-            (local, "group", "5", names[limiting]),
-            (hit.tokens, "group", "11", _replaying(sizes)),
+            (capped, "last_token", "5", None, "the last token is always computed"),
+            (aligned, "alignment", "5", None, f"hits are multiples of {sizes.alignment}"),
+            (dropped, "draft", "9", drafting, "the last unit is dropped for the drafter"),
+            (local, "group", "5", names[limiting], lacking),
+            (hit.tokens, "group", "11", _replaying(sizes), short),
         ]
     found, edge = [], raw
-    for low, reason, rule, group in steps:
+    for low, reason, rule, group, note in steps:
         low = max(low, served)
         if low < edge:
-            note = (
-                measure.missing.get(names.index(group), "") if reason == "group" and group else ""
-            )
             found.append(Deduction(reason, low, edge, rule, group, note))
             edge = low
     return raw, tuple(found)

@@ -6,25 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from handoff.ledger.classes import WORDS
 from handoff.ledger.entries import Entry
 
 __all__ = ["Link", "chain", "losses", "story"]
-
-WORDS = {
-    "alignment": "no whole unit covers them",
-    "budget": "the scheduler's budget left no room for them",
-    "disabled": "caching was off for them, or the request chose not to read the cache",
-    "draft": "the drafter needs the position before the resume point computed again",
-    "evicted": "they were findable once and are gone from the pool",
-    "group": "a layer group could not go along",
-    "isolation": "they are cached under another salt, LoRA or key",
-    "last_token": "the last known token is always computed, its logits are wanted",
-    "not_stored": "they were computed but not findable",
-    "replay": "they were granted and are computed again",
-    "slot_choice": "they are held in a place that was not chosen",
-    "tier": "an outer tier refused them or came too late",
-}
-"""Each reason as a clause about tokens."""
 
 
 class Link(NamedTuple):
@@ -47,7 +32,7 @@ class Link(NamedTuple):
 
     @property
     def cited(self) -> str:
-        """``(rule 5)``, or nothing where the ledger itself draws the border."""
+        """``(rule 5)``, or nothing where an adapter cites no rule."""
         return f" (rule {self.rule})" if self.rule else ""
 
 

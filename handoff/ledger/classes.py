@@ -21,7 +21,23 @@ from handoff.types import Deduction, Handoff, Layout, Spans
 
 from .entries import Run
 
-__all__ = ["Shared", "classify", "lanes", "outside"]
+__all__ = ["WORDS", "Shared", "classify", "lanes", "outside"]
+
+WORDS = {
+    "alignment": "no whole unit covers them",
+    "budget": "the scheduler's budget left no room for them",
+    "disabled": "caching was off for them, or the request chose not to read the cache",
+    "draft": "the drafter needs the position before the resume point computed again",
+    "evicted": "they were findable once and are gone from the pool",
+    "group": "a layer group could not go along",
+    "isolation": "they are cached under another salt, LoRA or key",
+    "last_token": "the last known token is always computed, its logits are wanted",
+    "not_stored": "they were computed but not findable",
+    "replay": "they were granted and are computed again",
+    "slot_choice": "they are held in a place that was not chosen",
+    "tier": "an outer tier refused them or came too late",
+}
+"""Each reason as a clause about tokens."""
 
 
 class Shared(NamedTuple):
@@ -96,7 +112,7 @@ def outside(
     """The losses beyond what the index held, as deductions from the shared prefix downwards."""
     found = max(handoff.raw_tokens, handoff.hit_tokens)
     return tuple(
-        Deduction(run.kind, run.start, run.stop, rules.get(run.kind, ""))
+        Deduction(run.kind, run.start, run.stop, rules.get(run.kind, ""), note=WORDS[run.kind])
         for run in reversed(runs)
         if run.start >= found and run.kind != "fresh"
     )
