@@ -163,7 +163,7 @@ def verify(
     options = {"seed": seed, "dtype": dtype, "device": device, "exact": device != "cpu"}
     report = VerifyReport(dtype, TOLERANCE[dtype], complete=complete)
     for name in adapters:
-        progress(f"{name}: executing {len(streams)} scenarios")
+        progress(f"{name}: executing {len(streams)} scenario{'s' * (len(streams) != 1)}")
         runs = _healthy(name, streams, sets or {}, options, report)
         progress(f"{name}: planting {len(faults) + len(broken)} kinds of faults")
         _plant_steps(name, runs, faults, options, report)

@@ -16,7 +16,7 @@ from handoff.workload.scenario import builtin, load_scenario
 from .progress import say
 
 if TYPE_CHECKING:
-    from handoff.verify import Planted, VerifyReport
+    from handoff.verify import Approximate, Planted, VerifyReport
 
 __all__ = ["verify_command"]
 
@@ -83,7 +83,7 @@ def _show(found: VerifyReport) -> None:
     if found.approximate:
         print("Against the untruncated model, where a rule approximates:")
     for name, measured in found.approximate.items():
-        print(f"  {name:14}{json.dumps(asdict(measured), default=str)}")
+        print(f"  {name:14}{_measured(measured)}")
     caught = len(found.planted) - len(found.uncaught)
     kinds = len({each.fault for each in found.planted})
     print(f"Planted faults: {caught:,} of {len(found.planted):,} caught, {kinds} kinds.")
@@ -96,6 +96,18 @@ def _show(found: VerifyReport) -> None:
         print(f"  PLANTED NOWHERE: {', '.join(found.unplanted)}")
     for each in found.uncaught:
         print(f"  NOT CAUGHT: {json.dumps(asdict(each), default=str)}")
+
+
+def _measured(found: Approximate) -> str:
+    """One line about the rows of one adapter that descend from an approximation."""
+    if not found.rows:
+        return "no rows"
+    causes = ", ".join(f"{cause} {tokens:,}" for cause, tokens in sorted(found.tainted.items()))
+    return (
+        f"{found.rows:6,} rows  largest error {found.max_rel_error:.1e}"
+        f"  mean KL {found.mean_kl:.1e} nats  same top token {100 * found.top1:.1f} %"
+        f"  (computed tokens by cause: {causes or 'none'})"
+    )
 
 
 def _catchers(each: Planted) -> str:

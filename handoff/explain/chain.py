@@ -140,5 +140,5 @@ def _more(entry: Entry) -> list[str]:
             f"Saved compute: {100 * saved:.1f} % of a cold prefill's FLOPs, for a hit of"
             f" {100 * entry.hit_tokens / entry.prompt_tokens:.1f} % of its tokens."
         )
-    lines += [f"Not what a cold run would hold: {why}." for why in entry.unsound]
+    lines += [f"Not what a cold run would hold (rule {rule})." for rule in entry.unsound]
     return lines

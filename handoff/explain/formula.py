@@ -49,6 +49,12 @@ class Formula:
         hit = f"{self.hit(shared, length):,}"
         return form if form == hit else f"{form} = {hit}"
 
+    def given(self, shared: int, length: int) -> str:
+        """Which number is put in: the shared tokens, or the prompt's if its end limits the hit."""
+        if shared < length - self.kept:
+            return f"{shared:,} shared tokens"
+        return f"a prompt of {length:,} tokens"
+
     @property
     def general(self) -> str:
         """The formula for a prompt of length L that was sent before."""

@@ -11,13 +11,14 @@ from io import StringIO
 from rich.console import Console
 from rich.text import Text
 
+from handoff.adapter import ORDER
 from handoff.ledger.entries import Entry, Run
 from handoff.report.findings import evidence_note, lanes_note
 from handoff.report.strip import Run as StripRun
 from handoff.report.strip import Strip, StripRow
 from handoff.report.tables import legend, strip_lines, style_of
 from handoff.report.totals import label
-from handoff.report.words import count, number_word, percent, seconds, span_of
+from handoff.report.words import all_of, count, number_word, percent, seconds, span_of
 
 from .chain import chain, losses, story
 from .compare import Answer, Comparison, Outcome
@@ -70,6 +71,7 @@ def render(
         _reasons(out, comparison.answers)
     for line in _formulas(comparison.answers):
         out.say(line, indent="  ")
+    out.say(_books(comparison.answers), indent="  ")
     if comparison.hardware:
         out.say(_times(comparison), indent="  ")
     if comparison.what_ifs:
@@ -114,10 +116,9 @@ def _range(noun: str, values: Sequence[float], texts: Sequence[str]) -> str:
         return f"the {noun} {where}" if low != high else f"the {noun} is {where}"
     if len(texts) == 1:
         return f"the hit is {low}"
-    number = number_word(len(texts))
     if low == high:
-        return f"all {number} hits are {low}"
-    return f"the {number} hits lie between {span_of(texts, low, high).replace(' to ', ' and ')}"
+        return f"{all_of(len(texts))} hits are {low}"
+    return f"the {number_word(len(texts))} hits lie between {span_of(texts, low, high).replace(' to ', ' and ')}"
 
 
 def _name(entry: Entry) -> str:
@@ -180,7 +181,7 @@ def _reasons(out: _Page, answers: Sequence[Answer]) -> None:
     names = [_name(answer.entry) for answer in answers]
     ends = [["computed", *(count(answer.entry.computed_tokens) for answer in answers)]]
     if any(answer.probed for answer in answers):
-        ends.append(["smallest", *(_smallest(answer) for answer in answers)])
+        ends.append(["smallest prompt", *(_smallest(answer) for answer in answers)])
     first = max(map(len, names)) + 2
     wide = [2 + max(map(len, column)) for column in ends]
     room = max(20, out.width - first - sum(wide))
@@ -193,6 +194,7 @@ def _reasons(out: _Page, answers: Sequence[Answer]) -> None:
         out.row([(name, first), (lost, room), *cells], style)
 
     row("", "lost, by reason (rule)", 0, "dim")
+    out.row([("", first), ("tokens", room), *(("tokens", -width) for width in wide)], "dim")
     out.say("─" * (first + room + sum(wide)), style="dim")
     for at, answer in enumerate(answers, 1):
         lost = textwrap.wrap(_lost(answer.entry), room) or ["none"]
@@ -295,8 +297,18 @@ def _formulas(answers: Sequence[Answer]) -> Iterator[str]:
         text = f"{name}: a repeated prompt of L tokens hits {answer.formula.general}"
         if answer.fits:
             entry = answer.entry
-            text += f"; here {answer.formula.words(entry.shared_tokens, entry.known_tokens)}"
+            sizes = entry.shared_tokens, entry.known_tokens
+            given, result = answer.formula.given(*sizes), answer.formula.words(*sizes)
+            text += f"; here, with {given}, {result}"
         yield text
+
+
+def _books(answers: Sequence[Answer]) -> str:
+    """Where the rules are that the answers cite."""
+    names = [name for name in ORDER if any(answer.entry.adapter == name for answer in answers)]
+    if len(names) == 1:
+        return f"Rules: docs/rules/{names[0]}.md"
+    return f"Rules: docs/rules/NAME.md ({', '.join(names)})" if names else ""
 
 
 def _times(comparison: Comparison) -> str:

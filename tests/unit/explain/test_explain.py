@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -63,6 +64,19 @@ def test_formulas_in_words() -> None:
     token = Formula(1, 1, 0, ())
     assert token.general == "L - 1" and token.words(47, 100) == "47"
     assert token.words(100, 100) == "100 - 1 = 99"
+    assert plain.given(40, 100) == "40 shared tokens"
+    assert plain.given(100, 100) == "a prompt of 100 tokens"
+
+
+def test_the_account_names_rules_units_and_where_numbers_come_from() -> None:
+    rows = [RowSpec(name, name, {}) for name in ("vllm", "deepinfer")]
+    text = render_plain(explain(shorthand(1000, 16), rows))
+    assert re.search(r"DeepInfer +alignment 104 \(rule 9\.3\) +120 +129\n", text)
+    assert re.search(r"computed  smallest prompt\n +tokens +tokens +tokens\n", text)
+    one_line = re.sub(r"\s+", " ", text)
+    assert "here, with 1,000 shared tokens, floor(1,000 / 16) x 16 = 992" in one_line
+    assert "Rules: docs/rules/NAME.md (vllm, deepinfer)" in one_line
+    assert "Rules: docs/rules/vllm.md" in render_plain(explain(shorthand(1000, 16), rows[:1]))
 
 
 def test_prompts_that_can_never_hit_are_told() -> None:
