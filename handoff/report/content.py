@@ -7,7 +7,7 @@ differ in markup only. A ``Grid`` is a table whose cells may carry the number be
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -53,6 +53,7 @@ class Part:
     gap: str
     window: str
     notes: tuple[str, ...]
+    approximate: str
     rows: tuple[Total, ...]
     strip: Strip | None
 
@@ -86,6 +87,7 @@ class Content:
     title: str
     whole: Part
     parts: tuple[Part, ...]
+    not_summed: str
     six: Grid | None
     falls: tuple[tuple[Total, tuple[Fall, ...]], ...]
     fall_title: str
@@ -100,6 +102,7 @@ class Content:
     scheduler: Grid
     trust: Grid
     trust_words: tuple[str, ...]
+    left_out: tuple[tuple[str, tuple[str, ...]], ...]
     provenance: tuple[tuple[str, str], ...]
 
 
@@ -109,9 +112,9 @@ def build(frame: pd.DataFrame, info: RunInfo) -> Content:
     several = len(names) > 1
     shared = common(frame)
     every = totals(frame)
-    whole = _part(shared, info, None if several else names[0], title="" if several else names[0])
-    if left_out := findings.not_summed(names, scenario_names(shared)):
-        whole = replace(whole, notes=(*whole.notes, left_out))
+    summed = scenario_names(shared)
+    title = findings.summed(names, summed, totals(shared)) if several else names[0]
+    whole = _part(shared, info, None if several else names[0], title)
     parts = [_part(frame[frame["scenario"] == name], info, name) for name in names]
     falls = tuple((row, tuple(waterfall(row))) for row in whole.rows)
     requests, number = _requests(frame)
@@ -121,6 +124,7 @@ def build(frame: pd.DataFrame, info: RunInfo) -> Content:
         title=info.title or (plural(len(names), "scenario") if several else names[0]),
         whole=whole,
         parts=tuple(parts) if several else (),
+        not_summed=findings.not_summed(names, summed),
         six=_six(frame, whole.strip, info) if whole.strip else None,
         falls=tuple((row, steps) for row, steps in falls if steps),
         fall_title=findings.waterfall_title(whole.rows),
@@ -134,7 +138,8 @@ def build(frame: pd.DataFrame, info: RunInfo) -> Content:
         pool=grids.pool(every, info),
         scheduler=grids.scheduler(frame, every),
         trust=grids.trust(every, info),
-        trust_words=_trust_words(info),
+        trust_words=_trust_words(info, every),
+        left_out=_left_out(every, info),
         provenance=_provenance(frame, every, info),
     )
 
@@ -150,6 +155,7 @@ def _part(frame: pd.DataFrame, info: RunInfo, name: str | None, title: str = "")
         gap=findings.gap(rows),
         window=findings.window(rows, info, facts),
         notes=tuple(note for note in (findings.refusals(rows),) if note),
+        approximate=findings.approximations(rows, info),
         rows=tuple(rows),
         strip=strip(frame, *chosen) if chosen else None,
     )
@@ -192,7 +198,7 @@ def _six(frame: pd.DataFrame, one: Strip, info: RunInfo) -> Grid:
     by_run = {str(entry["run"]): entry for entry in entries.to_dict("records")}
     found = [answers_of(by_run[row.run]) for row in one.rows]
     rules = [_rule_list(by_run[row.run]) for row in one.rows]
-    head = ["question", *(row.label for row in one.rows)]
+    head = ["question", *(row.name for row in one.rows)]
     lines: list[list[object]] = [["options", *(row.describe for row in one.rows)]]
     for at, (question, _) in enumerate(found[0]):
         lines.append([f"{at + 1} {question[0].lower()}{question[1:]}", *(a[at][1] for a in found)])
@@ -210,9 +216,10 @@ def _rule_list(entry: Mapping[Any, Any]) -> str:
 
 
 def _requests(frame: pd.DataFrame) -> tuple[tuple[RequestRow, ...], int]:
-    """The requests that lose most (at most ``MAX_REQUESTS``), and how many there are."""
+    """The requests that lose most (at most ``MAX_REQUESTS``), and how many lose anything."""
     entries = counted(frame)
     lost = entries["prompt_tokens"] - entries["fresh"] - entries["reused"] - entries["moved"]
+    lost = lost[lost > 0]
     order = lost.sort_values(ascending=False, kind="stable").index[:MAX_REQUESTS]
     names = grids.labels(frame)
     rows = []
@@ -233,12 +240,20 @@ def _requests(frame: pd.DataFrame) -> tuple[tuple[RequestRow, ...], int]:
                 answers=answers_of(entry),
             )
         )
-    return tuple(rows), len(entries)
+    return tuple(rows), len(lost)
 
 
-def _trust_words(info: RunInfo) -> tuple[str, ...]:
-    words = (findings.truth(info), findings.tags(info), findings.planted(info))
+def _trust_words(info: RunInfo, rows: Sequence[Total]) -> tuple[str, ...]:
+    words = (findings.truth(info, rows), findings.tags(info, rows), findings.planted(info))
     return tuple(word for word in words if word)
+
+
+def _left_out(rows: Sequence[Total], info: RunInfo) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What each adapter leaves out, once for all of its rows."""
+    found: dict[str, dict[str, str]] = {}
+    for row in rows:
+        found.setdefault(row.title, {}).update(info.row(row.run).left_out)
+    return tuple((title, tuple(parts)) for title, parts in found.items() if parts)
 
 
 def _provenance(

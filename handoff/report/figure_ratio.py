@@ -12,7 +12,7 @@ from .canvas import MARGIN, WIDTH, Canvas, Frame, Picture, text_width
 from .grids import band
 from .palette import CLASSES, Theme, framework_mark
 from .svg import fall_words
-from .totals import Fall, Total, common, counted, starred, totals, waterfall
+from .totals import Fall, Total, common, counted, named, totals, waterfall
 from .words import count, percent
 
 __all__ = ["hit_vs_saved", "waterfall_figure"]
@@ -39,7 +39,7 @@ def waterfall_figure(frame: pd.DataFrame, theme: Theme = "light", window: str = 
         f"{window}{'. ' if window else ''}Bars in % of prompt tokens; the last two rows in % of"
         " the FLOPs of cold prefills. A plain line: nothing lost for this reason."
     )
-    names_of = starred(rows)
+    names_of = named(rows)
     if any(name.endswith("*") for name in names_of.values()):
         subtitle += " * served fewer requests than the others."
     tiers = [falls[at : at + _COLUMNS] for at in range(0, len(falls), _COLUMNS)]

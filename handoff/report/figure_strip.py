@@ -80,7 +80,7 @@ class _Sheet:
         self.canvas = canvas
         self.one = one
         self.top = canvas.below_title + 34
-        names = [text_width(row.label, 9.5, True) for row in one.rows]
+        names = [text_width(row.name, 9.5, True) for row in one.rows]
         names += [text_width(row.describe, 7.5) for row in one.rows]
         self.left = MARGIN + min(max(names), 150) + 10
         cells = [(count(r.hit), f"{percent(r.saved)} %", count(r.computed)) for r in one.rows]
@@ -107,7 +107,7 @@ class _Sheet:
             lines = self.canvas.fold(row.describe, self.left - MARGIN - 8, size)[:2]
             offset = y + 4 - (3 if len(lines) > 1 else 0)
             x = self.left - 8
-            self.canvas.text(x, offset, row.label, size=9.5, bold=True, align="right")
+            self.canvas.text(x, offset, row.name, size=9.5, bold=True, align="right")
             for number, text in enumerate(lines):
                 place = offset + 11 + 9 * number
                 muted = self.canvas.look.muted

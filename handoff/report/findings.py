@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 
 from .info import RunInfo, ScenarioInfo, Truth
 from .strip import Strip, StripRow
-from .totals import Total, compared
-from .words import count, join, number_word, percent, plural, span_of
+from .totals import Total, compared, sent
+from .words import all_of, count, join, number_word, percent, plural, span_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "RULES",
     "answer",
+    "approximations",
     "block_title",
     "evidence_note",
     "gap",
@@ -31,6 +33,7 @@ __all__ = [
     "refusals",
     "staircase_title",
     "strip_title",
+    "summed",
     "tags",
     "timeline_title",
     "truth",
@@ -41,10 +44,15 @@ __all__ = [
 
 _SMALL_GAP = 0.005
 """Half a point: a gap below it has no story."""
+RULES = "Rule numbers: docs/rules/<adapter>.md."
+"""Where the numbers behind a rule lead."""
 
 
 def answer(rows: Sequence[Total], name: str = "") -> str:
-    """The first sentence of every output: what had been computed before, what was saved."""
+    """The first sentence of every output: what had been computed before, what was saved.
+
+    Where rows share differently (the answer of one is a token longer), the most is named.
+    """
     head = f"{name}: " if name else ""
     whole = compared(rows)
     if not whole:
@@ -54,9 +62,25 @@ def answer(rows: Sequence[Total], name: str = "") -> str:
         return _sentence(
             f"{head}none of {tokens} prompt tokens had been computed before; nothing to save."
         )
-    shared = _range([row.shared_ratio for row in whole])
+    before = "had been computed before"
+    beyond = [row.label for row in whole if row.beyond]
     saving = _saving(whole, fewer=len(whole) < len(rows))
-    return f"{head}{shared} % of {tokens} prompt tokens had been computed before; {saving}."
+    if beyond:
+        before = "repeat a prefix that was computed before"
+        who = join(beyond) if len(whole) > 1 else "it"
+        saving += f"; {who} also {_verb(beyond, 'reuse')} text that is no prefix"
+    return _sentence(f"{head}{_shared(whole)} % of {tokens} prompt tokens {before}; {saving}.")
+
+
+def _shared(rows: Sequence[Total]) -> str:
+    """The share computed before; the most of it where rows differ."""
+    texts = {percent(row.shared_ratio): row.shared_ratio or 0.0 for row in rows}
+    most = max(texts, key=lambda text: texts[text])
+    return most if len(texts) == 1 else f"up to {most}"
+
+
+def _verb(names: Sequence[str], verb: str) -> str:
+    return f"{verb}s" if len(names) == 1 else verb
 
 
 def _sentence(text: str) -> str:
@@ -122,17 +146,19 @@ def _cause(row: Total) -> str:
 
 def window(rows: Sequence[Total], info: RunInfo, scenario: ScenarioInfo | None = None) -> str:
     """What the rates of a table count: requests, prompt tokens, pool, model, seed."""
-    served = _counts([row.requests for row in rows])
-    sent = max(row.requests + row.refused + row.aborted for row in rows)
-    requests = served if served == count(sent) else f"{served} of {count(sent)}"
+    most = max(sent(row) for row in rows)
+    fewer = [row for row in rows if row.requests < most]
+    head = plural(most, "request")
     if info.window != "all requests":
-        head = f"{info.window[:1].upper()}{info.window[1:]}: {requests} requests"
-    elif requests == served:
-        head = "1 request" if sent == 1 else f"All {requests} requests"
-    else:
-        head = f"{requests} requests"
-    prompts = _counts([row.prompt for row in rows])
-    parts = [head, f"{prompts} prompt tokens", pools(rows, info, scenario)]
+        head = f"{info.window[:1].upper()}{info.window[1:]}: {head}"
+    elif most > 1 and len(fewer) < len(rows):
+        head = f"All {head}"
+    tokens = f"{count(max(row.prompt for row in rows))} prompt tokens"
+    if fewer:
+        names = [f"{row.label} {count(row.requests)}" for row in fewer]
+        names[0] = f"{fewer[0].label} served {plural(fewer[0].requests, 'request')}"
+        tokens += f" ({', '.join(names)})"
+    parts = [head, tokens, pools(rows, info, scenario)]
     if info.model:
         parts.append(f"FLOPs of {info.model}")
     if info.seed is not None:
@@ -177,29 +203,77 @@ def refusals(rows: Sequence[Total]) -> str:
     return (text + (f"Re-admitted after preemption: {join(again)}." if again else "")).strip()
 
 
-def not_summed(every: Sequence[str], summed: Sequence[str]) -> str:
+def approximations(rows: Sequence[Total], info: RunInfo) -> str:
+    """What ``†`` means: which hits are no KV of a cold run, why, and the measured error."""
+    parts = []
+    for row in rows:
+        if not row.approximate:
+            continue
+        why = []
+        if row.moved:
+            why.append(f"{plural(row.moved, 'token')} moved to other positions")
+        elif row.tainted:
+            why.append(f"{plural(row.tainted, 'token')} of another context")
+        if row.unsound:
+            rules = "rule" if len(row.unsound) == 1 else "rules"
+            why.append(f"{rules} {join(row.unsound)} of docs/rules/{row.adapter}.md")
+        parts.append(f"{row.label} ({', '.join([*why, _error(row, info)])})")
+    if not parts:
+        return ""
+    return f"† Reuses KV that a cold run would not hold, an approximation: {'; '.join(parts)}."
+
+
+def _error(row: Total, info: RunInfo) -> str:
+    tested = info.row(row.run).truth
+    if tested is None:
+        return "not executed"
+    if not tested.approximate_rows:
+        return "no logits behind it compared"
+    number = plural(tested.approximate_rows, "row")
+    return (
+        f"{number} of logits off by up to {tested.approximate_max_error:.2g} of the largest logit"
+    )
+
+
+def summed(every: Sequence[str], part: Sequence[str], rows: Sequence[Total]) -> str:
+    """The name of a sum over scenarios: ``12 of 23 scenarios have the same five rows``."""
+    if len(part) == len(every):
+        return plural(len(every), "scenario")
+    number = f"{number_word(len(rows))} rows" if len(rows) > 1 else "row"
+    have = "has its" if len(part) == 1 else "have the same"
+    return f"{count(len(part))} of {plural(len(every), 'scenario')} {have} {number}"
+
+
+def not_summed(every: Sequence[str], part: Sequence[str]) -> str:
     """Scenarios that the sums leave out, since not all of their rows are the same."""
-    out = [name for name in every if name not in set(summed)]
-    return f"Not summed, since its rows are its own: {join(out)}." if out else ""
+    out = [name for name in every if name not in set(part)]
+    whose = "its" if len(out) == 1 else "their"
+    return f"Not summed, since {whose} rows differ: {join(out)}." if out else ""
 
 
-def truth(info: RunInfo) -> str:
-    """The word of the truth test over all rows; empty if nothing was executed."""
-    tested = [(row.run, row.truth) for row in info.rows if row.truth is not None]
+def truth(info: RunInfo, rows: Sequence[Total] = ()) -> str:
+    """The word of the truth test over all rows; empty if nothing was executed.
+
+    ``rows`` give the labels of what is named.
+    """
+    names = {row.run: row.label for row in rows}
+    tested = [
+        (names.get(row.run, row.run), row.truth) for row in info.rows if row.truth is not None
+    ]
     if not tested:
         return "" if info.executed else "Planned only: no step of this run was executed."
     worst = max(each.max_error for _, each in tested)
-    rows = sum(each.rows for _, each in tested)
+    number = sum(each.rows for _, each in tested)
     first = tested[0][1]
     bad = [run for run, each in tested if not each.ok]
     if bad:
         return (
-            f"Truth test FAILED for {'; '.join(bad)}: largest error {worst:.1e},"
-            f" allowed {first.tolerance:.0e}."
+            f"Truth test FAILED for {'; '.join(bad)}: largest error {worst:.1e} of the largest"
+            f" logit, allowed {first.tolerance:.0e}."
         )
     return (
-        f"Truth test: {plural(rows, 'row')} of logits equal a cold recompute"
-        f" ({first.dtype}, largest error {worst:.1e}, allowed {first.tolerance:.0e})."
+        f"Truth test: {plural(number, 'row')} of logits equal a cold recompute ({first.dtype},"
+        f" largest error {worst:.1e} of the largest logit, allowed {first.tolerance:.0e})."
         + _approximate(tested)
     )
 
@@ -214,13 +288,17 @@ def _approximate(tested: Sequence[tuple[str, Truth]]) -> str:
     labels = "; ".join(run for run, _ in found)
     return (
         f" Apart from them {plural(rows, 'row')} behind an approximation ({labels}) are off the"
-        f" untruncated model by up to {worst:.1e}."
+        f" untruncated model by up to {worst:.2g} of the largest logit."
     )
 
 
-def tags(info: RunInfo) -> str:
-    """The word of the tag pass over all rows; empty if it did not run."""
-    seen = [(row.run, row.tags) for row in info.rows if row.tags is not None]
+def tags(info: RunInfo, rows: Sequence[Total] = ()) -> str:
+    """The word of the tag pass over all rows; empty if it did not run.
+
+    ``rows`` give the labels of what is named.
+    """
+    names = {row.run: row.label for row in rows}
+    seen = [(names.get(row.run, row.run), row.tags) for row in info.rows if row.tags is not None]
     if not seen:
         return ""
     steps = sum(each.steps for _, each in seen)
@@ -249,7 +327,7 @@ def strip_title(one: Strip) -> str:
     if hits[0] == hits[-1]:
         if len(hits) == 1:
             return f"{head}: a hit of {count(hits[0])}"
-        return f"{head}: all {number_word(len(hits))} hit {count(hits[0])}"
+        return f"{head}: {all_of(len(hits))} hit {count(hits[0])}"
     if one.prompt <= 120:
         return f"{head}: hits of {join(count(row.hit) for row in one.rows)}"
     return f"{head}: {number_word(len(hits))} hits, from {count(hits[0])} to {count(hits[-1])}"
@@ -278,7 +356,7 @@ def evidence_note(rows: Sequence[StripRow]) -> str:
 def waterfall_title(rows: Sequence[Total]) -> str:
     """``From shared prefix to saved compute: 96.1 % becomes 64.0 to 81.0 %``."""
     whole = compared(rows)
-    shared = _range([row.shared_ratio for row in whole])
+    shared = _shared(whole) if whole else "–"
     saved = _range([row.saved_ratio for row in whole])
     return f"From shared prefix to saved compute: {shared} % becomes {saved} %"
 

@@ -9,7 +9,16 @@ from typing import NamedTuple
 import pandas as pd
 
 from .info import RunInfo
-from .totals import Total, counted, label, marked, own_counters, parse, run_order
+from .totals import (
+    Total,
+    approximate,
+    counted,
+    label,
+    marked,
+    own_counters,
+    parse,
+    run_order,
+)
 from .words import count, percent, seconds
 
 __all__ = [
@@ -59,6 +68,15 @@ class Grid:
         )
         return cls(tuple(head), cells, numeric)
 
+    def filled(self) -> Grid:
+        """Without the columns that are empty in every row."""
+        kept = [at for at in range(len(self.head)) if any(row[at].text != "–" for row in self.rows)]
+        return Grid(
+            tuple(self.head[at] for at in kept),
+            tuple(tuple(row[at] for at in kept) for row in self.rows),
+            frozenset(new for new, at in enumerate(kept) if at in self.numeric),
+        )
+
 
 def cell(value: object) -> Cell:
     """A cell from a plain value: integers with separators, ``None`` as a dash."""
@@ -80,10 +98,12 @@ def _seconds(value: float | None) -> Cell:
 def labels(frame: pd.DataFrame) -> dict[str, str]:
     """What each row is called, with weak evidence, in the order of all tables."""
     first = frame.drop_duplicates("run").set_index("run")
+    inexact = set(frame.loc[approximate(frame), "run"])
     return {
         run: marked(
             label(run, str(first.at[run, "adapter"]), str(first.at[run, "title"])),
             str(first.at[run, "evidence"]),
+            approximate=run in inexact,
         )
         for run in run_order(frame)
     }
@@ -102,11 +122,12 @@ def rules(frame: pd.DataFrame) -> Grid:
     rank = {run: at for at, run in enumerate(names)}
     order = sorted(found.items(), key=lambda item: (rank[item[0][0]], -int(item[1][1])))
     head = ("framework", "reason", "rule", "layer group", "times", "tokens", "what it says")
+    every = "all" if any(group for _, _, _, group in found) else None
     rows = [
-        (names[run], reason, rule or "–", group or "all", times, tokens, note)
+        (names[run], reason, rule or None, group or every, times, tokens, note or None)
         for (run, reason, rule, group), (times, tokens, note) in order[:MAX_RULES]
     ]
-    return Grid.of(head, rows)
+    return Grid.of(head, rows).filled()
 
 
 def unsound(frame: pd.DataFrame) -> Grid | None:
@@ -247,7 +268,7 @@ def _gib(size: int) -> Cell:
 
 
 def trust(rows: Sequence[Total], info: RunInfo) -> Grid:
-    """Per row: evidence, recordings compared, executed truth, tags, what is left out."""
+    """Per row: evidence, recordings compared, executed truth, tags; known columns only."""
     lines = []
     for row in rows:
         facts = info.row(row.run)
@@ -255,7 +276,7 @@ def trust(rows: Sequence[Total], info: RunInfo) -> Grid:
         error = Cell(f"{truth.max_error:.1e}", truth.max_error) if truth else None
         lines.append(
             (
-                row.label,
+                marked(row.label, "ran", approximate=row.approximate),
                 row.upstream,
                 row.evidence,
                 conform.cases if conform else None,
@@ -263,7 +284,6 @@ def trust(rows: Sequence[Total], info: RunInfo) -> Grid:
                 error,
                 tags.faults if tags else None,
                 tags.tainted if tags else None,
-                "; ".join(facts.left_out) or "–",
             )
         )
     head = (
@@ -275,6 +295,5 @@ def trust(rows: Sequence[Total], info: RunInfo) -> Grid:
         "largest logit error",
         "tag faults",
         "tainted tokens",
-        "left out",
     )
-    return Grid.of(head, lines)
+    return Grid.of(head, lines).filled()

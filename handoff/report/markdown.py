@@ -10,7 +10,7 @@ from .grids import Grid
 from .strip import Strip
 from .svg import fall_words
 from .tables import ROW_HEAD, ROW_NUMERIC, legend, row_cells, strip_lines
-from .totals import Total, starred
+from .totals import Total, named, served
 from .words import count, percent
 
 __all__ = ["markdown"]
@@ -34,15 +34,21 @@ def markdown(content: Content, figures: Mapping[str, tuple[str, str]] | None = N
             question = f": {part.facts.question}" if part.facts.question else ""
             lines += [f"### {part.name}{question}", "", f"**{part.sentence}**", ""]
             lines += _answer(part, "####")
+        if content.not_summed:
+            lines += [content.not_summed, ""]
     if content.six is not None and content.whole.strip is not None:
         lines += [f"## What does each framework answer for {content.whole.strip.request}?", ""]
         lines += grid(content.six)
     lines += ["## Where does the shared prefix go?", "", f"{content.fall_title}.", ""]
     lines += [*_waterfall(content), *_picture(pictures, "waterfall")]
     if content.rules.rows:
-        lines += ["### Which rules took tokens?", "", *grid(content.rules)]
+        lines += ["### Which rules took tokens?", ""]
+        if "rule" in content.rules.head:
+            lines += [escape(findings.RULES), ""]
+        lines += grid(content.rules)
     if content.unsound is not None:
         lines += ["### Where does upstream hand out KV that a cold run would not hold?", ""]
+        lines += [escape(findings.RULES), ""]
         lines += grid(content.unsound)
     lines += ["## Which requests lose most?", "", *_requests(content)]
     lines += ["## Why is saved not equal to hit?", "", f"{content.ratio_title}.", ""]
@@ -58,6 +64,10 @@ def markdown(content: Content, figures: Mapping[str, tuple[str, str]] | None = N
     lines += ["## Can this be trusted?", "", *grid(content.trust)]
     for word in content.trust_words:
         lines += [word, ""]
+    if content.left_out:
+        lines += ["### What do the adapters leave out?", ""]
+        lines += [f"* {name}: {escape('; '.join(parts))}" for name, parts in content.left_out]
+        lines.append("")
     lines += ["## Made from", ""]
     lines += [f"* {term}: {_code(term, text)}" for term, text in content.provenance]
     return "\n".join(lines) + "\n"
@@ -74,6 +84,8 @@ def _answer(part: Part, level: str) -> list[str]:
             lines += [escape(note), ""]
     lines += [f"**Expected, but not so:** {escape(each.words)}\n" for each in part.failed]
     lines += _rows(part.rows)
+    if part.approximate:
+        lines += [escape(part.approximate), ""]
     if part.strip is not None:
         lines += [f"{level} {part.strip.request}: {findings.strip_title(part.strip)}", ""]
         lines += strip_block(part.strip)
@@ -81,8 +93,12 @@ def _answer(part: Part, level: str) -> list[str]:
 
 
 def _rows(rows: Sequence[Total]) -> list[str]:
-    names = starred(rows)
-    cells = [row_cells(row, f"**{names[row.run]}** {row.upstream}") for row in rows]
+    names = named(rows)
+    fewer = served(rows)
+    cells = []
+    for row in rows:
+        name = f"**{names[row.run]}** {row.upstream}"
+        cells.append(row_cells(row, f"{name}, {fewer[row.run]}" if row.run in fewer else name))
     return table(ROW_HEAD, cells, ROW_NUMERIC)
 
 
@@ -113,13 +129,15 @@ def _waterfall(content: Content) -> list[str]:
             bold = content.falls[0][1][at].kind == "total"
             rows.append([f"**{name}**" if bold else name, *cells])
     head = ["% of prompt tokens (last two rows: of cold FLOPs)"]
-    names_of = starred(content.whole.rows)
+    names_of = named(content.whole.rows)
     head += [names_of[row.run] for row, _ in content.falls]
     return table(head, rows, frozenset(range(1, len(head))))
 
 
 def _requests(content: Content) -> list[str]:
     shown = content.requests[:_MAX_ROWS]
+    if not shown:
+        return ["No request lost a token that had been computed before.", ""]
     lines = []
     if content.num_requests > len(shown):
         lines += [f"The {len(shown)} of {count(content.num_requests)} with the largest losses.", ""]

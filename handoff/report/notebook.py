@@ -15,7 +15,7 @@ from .info import RunInfo
 from .palette import CLASSES, FLAGS
 from .strip import Run, Strip, at_most
 from .tables import ROW_HEAD, ROW_NUMERIC, row_cells
-from .totals import Total, starred
+from .totals import Total, named
 from .words import count, percent
 
 __all__ = ["bar_html", "rows_html", "strip_html"]
@@ -73,7 +73,7 @@ def strip_html(one: Strip) -> Markup:
         bars = Markup("").join(bar_html(lane) for _, lane in lanes)
         cells = (count(row.hit), f"{percent(row.saved)} %", count(row.computed))
         numbers = "".join(f'<td style="{_RIGHT}">{cell}</td>' for cell in cells)
-        name = f"<b>{escape(row.label)}</b><br><small>{escape(row.describe)}</small>"
+        name = f"<b>{escape(row.name)}</b><br><small>{escape(row.describe)}</small>"
         rows.append(
             f'<tr><td style="{_LEFT}">{name}</td><td style="{_LEFT}">{bars}</td>{numbers}</tr>'
         )
@@ -94,15 +94,16 @@ def strip_html(one: Strip) -> Markup:
 
 def rows_html(rows: Sequence[Total], info: RunInfo, name: str = "") -> Markup:
     """The answer of a scenario or run: the sentence, what is counted, the table of rows."""
-    names = starred(rows)
+    names = named(rows)
     lines = [row_cells(row, names[row.run]) for row in rows]
     facts = info.scenario(name) if name else None
     table = _table(ROW_HEAD, lines, ROW_NUMERIC)
     sentence = escape(findings.answer(rows, name))
     counted = escape(findings.window(rows, info, facts))
-    note = escape(findings.refusals(rows))
+    notes = (findings.refusals(rows), findings.approximations(rows, info))
+    below = "".join(f"<div>{escape(note)}</div>" for note in notes if note)
     above = f"<div><b>{sentence}</b></div><div>{counted}</div>"
-    return Markup(f'<div style="{_FONT}">{above}{table}<div>{note}</div></div>')
+    return Markup(f'<div style="{_FONT}">{above}{table}{below}</div>')
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numeric: frozenset[int]) -> Markup:

@@ -24,7 +24,7 @@ from .info import RunInfo
 from .markdown import markdown
 from .palette import CLASSES, FLAGS
 from .tables import losses
-from .totals import starred
+from .totals import named, served
 from .words import count, percent, points
 
 __all__ = ["FORMATS", "FigureFile", "page", "write_report"]
@@ -77,7 +77,9 @@ def page(content: Content, figures: Mapping[str, FigureFile] | None = None) -> s
             fall_names=_fall_names(content),
             figure=_figures(figures or {}),
             losses=losses,
-            starred=starred,
+            named=named,
+            served=served,
+            rule_files=findings.RULES,
             count=count,
             percent=percent,
             points=points,

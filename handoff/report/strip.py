@@ -74,6 +74,12 @@ class StripRow:
     saved: float | None
     runs: tuple[Run, ...]
     lanes: Mapping[str, tuple[Run, ...]]
+    approximate: bool = False
+
+    @property
+    def name(self) -> str:
+        """The label, with ``†`` if the hit is no KV that a cold run would hold."""
+        return f"{self.label} †" if self.approximate else self.label
 
     def words(self) -> str:
         """The row for a screen reader: ``1,840 reused; 16 draft; 181 fresh``."""
@@ -133,26 +139,35 @@ def _row(entry: pd.Series) -> StripRow:
         saved=int(entry["saved_flops"]) / cold if cold else None,
         runs=tuple(Run(*each) for each in parse(entry["runs"])),
         lanes={name: tuple(Run(*each) for each in lane) for name, lane in lanes.items()},
+        approximate=bool(entry["moved"] or entry["tainted_tokens"] or parse(entry["unsound"])),
     )
 
 
 def median_request(frame: pd.DataFrame) -> tuple[str, str] | None:
     """(scenario, request) with the median loss among the requests that share a prefix.
 
-    Loss: shared tokens that were not reused, summed over the rows; requests on which the rows
-    disagree go before those on which they agree. ``None`` if no request shares anything.
+    Loss: shared tokens that were not reused, summed over the rows. Requests on which the rows'
+    hits differ go first, then those whose computed tokens differ, then those that most rows served.
+    ``None`` if no request shares anything.
     """
     entries = counted(frame)
-    entries = entries[entries["shared_tokens"] > 0]
-    if entries.empty:
+    if not (entries["shared_tokens"] > 0).any():
         return None
     lost = (entries["shared_tokens"] - entries["reused"]).astype("int64")
     keyed = entries.assign(_lost=lost).groupby(["scenario", "request"], sort=False)
-    table = keyed.agg(lost=("_lost", "sum"), kinds=("hit_tokens", "nunique"), rows=("run", "size"))
-    table = table[table["rows"] == table["rows"].max()]
-    if (table["kinds"] > 1).any():
-        table = table[table["kinds"] > 1]
-    table = table.sort_values("lost", kind="stable")
+    table = keyed.agg(
+        lost=("_lost", "sum"),
+        shared=("shared_tokens", "max"),
+        hits=("hit_tokens", "nunique"),
+        computed=("computed_tokens", "nunique"),
+        rows=("run", "size"),
+    )
+    table = table[table["shared"] > 0]
+    for differ in (table["hits"] > 1, table["computed"] > 1):
+        if differ.any():
+            table = table[differ]
+            break
+    table = table[table["rows"] == table["rows"].max()].sort_values("lost", kind="stable")
     scenario, request = table.index[len(table) // 2]
     return str(scenario), str(request)
 

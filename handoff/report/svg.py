@@ -143,11 +143,11 @@ def _marks(row: StripRow, place: Callable[[int], float], start: int, stop: int) 
     return out
 
 
-def answer_bar(row: Total) -> Markup:
-    """Hit ratio as an outline over saved ratio as a solid bar."""
+def answer_bar(row: Total, *, pale: bool = False) -> Markup:
+    """Hit ratio as an outline over saved ratio as a solid bar; ``pale``: of fewer requests."""
     hit, saved = 100 * (row.hit_ratio or 0.0), 100 * max(0.0, row.saved_ratio or 0.0)
     return Markup(
-        '<svg class="bar" aria-hidden="true">'
+        f'<svg class="bar{" pale" if pale else ""}" aria-hidden="true">'
         f'<rect class="hb" x="0" y="1" width="{hit:.2f}%" height="7"/>'
         f'<rect class="sb" x="0" y="11" width="{saved:.2f}%" height="8"/></svg>'
     )
@@ -182,5 +182,5 @@ def fall_words(step: Fall) -> str:
         return percent(step.value)
     if step.value == 0:
         return ""
-    sign = "−" if step.value < 0 else "+"
-    return f"{sign}{percent(abs(step.value))}"
+    text = percent(step.value)
+    return text if step.value < 0 else "+0.0" if text == "<0.1" else f"+{text}"

@@ -1,7 +1,8 @@
 """The terminal form: the answer in a sentence, the rows, the strip, where the numbers come from.
 
 Columns are laid out here, not by rich: names and numbers are never cut. What does not fit is
-dropped in the order TTFT, hit tokens, second reason; below 80 columns each row becomes a block.
+dropped in the order TTFT, hit tokens, second reason; below 80 columns, or where even that is too
+wide, each row becomes a block.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from . import findings
 from .info import RunInfo
 from .palette import ASCII, CLASSES, FLAGS, dark_ink
 from .strip import Run, Strip, cells, median_request, strip
-from .totals import Total, common, scenario_names, starred, totals
+from .totals import Total, common, named, scenario_names, totals
 from .words import count, percent, plural, points, seconds
 
 if TYPE_CHECKING:
@@ -83,9 +84,9 @@ def render_run(
     if strips is None:
         strips = len(names) <= 3
     whole = totals(common(frame))
+    summed = scenario_names(common(frame))
     if len(names) > 1:
-        summed = scenario_names(common(frame))
-        out.say(findings.answer(whole, plural(len(summed), "scenario")), style="bold")
+        out.say(findings.answer(whole, findings.summed(names, summed, whole)), style="bold")
         out.say()
     for name in names:
         part = frame[frame["scenario"] == name]
@@ -93,8 +94,7 @@ def render_run(
         out.say(findings.answer(rows, name), style="bold")
         out.say(findings.window(rows, info, info.scenario(name)), style="dim")
         five_rows(console, rows, ascii_only=ascii_only)
-        if note := findings.refusals(rows):
-            out.say(note)
+        _notes(out, rows, info)
         chosen = median_request(part) if strips else None
         if chosen is not None:
             out.say()
@@ -104,18 +104,33 @@ def render_run(
                 out.say(f"Expected, but not so: {kept.words}", style="bold")
         out.say()
     if len(names) > 1:
-        out.say("All scenarios together", style="bold")
+        which = f"{count(len(summed))} of {count(len(names))}" if summed != names else "All"
+        out.say(f"{which} scenarios together", style="bold")
         out.say(findings.window(whole, info), style="dim")
-        if left_out := findings.not_summed(names, summed):
-            out.say(left_out, style="dim")
         five_rows(console, whole, ascii_only=ascii_only)
+        _notes(out, whole, info)
         out.say()
-    for line in row_facts(totals(frame), info):
+    every = totals(frame)
+    for line in row_facts(whole, info):
         out.say(line, style="dim", indent="  ")
-    if word := findings.truth(info):
-        out.say(word)
-    if word := findings.tags(info):
-        out.say(word)
+    if len(every) > len(whole):
+        more = plural(len(every) - len(whole), "more row")
+        out.say(f"{more} with options of their own: see the report.", style="dim")
+    closing = (
+        findings.truth(info, every),
+        findings.tags(info, every),
+        findings.not_summed(names, summed),
+    )
+    for word in closing:
+        if word:
+            out.say(word)
+
+
+def _notes(out: _Printer, rows: Sequence[Total], info: RunInfo) -> None:
+    """What the marks ``*`` and ``†`` of a table mean."""
+    for note in (findings.refusals(rows), findings.approximations(rows, info)):
+        if note:
+            out.say(note)
 
 
 def row_facts(rows: Sequence[Total], info: RunInfo) -> list[str]:
@@ -137,11 +152,12 @@ def row_facts(rows: Sequence[Total], info: RunInfo) -> list[str]:
 def five_rows(console: Console, rows: Sequence[Total], *, ascii_only: bool = False) -> None:
     """Print the table of a scenario or run, as wide as the console allows."""
     out = _Printer(console, ascii_only)
-    if console.width < _NARROW:
-        for row in rows:
-            _block(out, row)
-        return
     columns, kept_hits = _fit(rows, console.width)
+    if console.width < _NARROW or _total(columns) > console.width:
+        names = named(rows)
+        for row in rows:
+            _block(out, row, names[row.run])
+        return
     head = _SEPARATOR.join(column.set(column.head) for column in columns)
     out.line(Text(head.rstrip(), style="dim"))
     out.line(Text("─" * _total(columns), style="dim"))
@@ -159,14 +175,20 @@ def _fit(rows: Sequence[Total], width: int) -> tuple[list[_Column], bool]:
 
     Dropped in this order: TTFT, hit tokens, then all reasons but the largest that fit.
     """
-    for ttft, hits in ((True, True), (False, True), (False, False)):
+    for ttft, hits in ((True, True), (False, True)):
         columns = _columns(rows, ttft=ttft, hits=hits, room=0)
-        lost = next(column for column in columns if column.head.startswith("lost"))
+        lost = _lost(columns)
         room = width - _total(columns) + lost.width
         enough = max((len(losses(row, most=2)) for row in rows), default=0)
-        if room >= max(enough, len(lost.head)) or not hits:
+        if room >= max(enough, len(lost.head)):
             return _columns(rows, ttft=ttft, hits=hits, room=room), hits
-    raise AssertionError("unreachable")
+    columns = _columns(rows, ttft=False, hits=False, room=0)
+    room = max(0, width - _total(columns) + _lost(columns).width)
+    return _columns(rows, ttft=False, hits=False, room=room), False
+
+
+def _lost(columns: Sequence[_Column]) -> _Column:
+    return next(column for column in columns if column.head.startswith("lost"))
 
 
 def _total(columns: Sequence[_Column]) -> int:
@@ -175,7 +197,7 @@ def _total(columns: Sequence[_Column]) -> int:
 
 def _columns(rows: Sequence[Total], *, ttft: bool, hits: bool, room: int) -> list[_Column]:
     columns = [
-        _Column("", tuple(starred(rows).values()), right=False),
+        _Column("", tuple(named(rows).values()), right=False),
         _Column("hit %", tuple(percent(row.hit_ratio) for row in rows)),
         _Column("saved %", tuple(percent(row.saved_ratio) for row in rows)),
         _Column("gap", tuple(points(row.gap) for row in rows)),
@@ -185,6 +207,8 @@ def _columns(rows: Sequence[Total], *, ttft: bool, hits: bool, room: int) -> lis
     head = "lost, % of prompt tokens"
     if ttft:
         head += ", largest first"
+    elif not hits and room < len(head):
+        head = "lost, %"
     columns.append(_Column(head, tuple(_losses_in(row, room) for row in rows), right=False))
     if ttft:
         columns.append(_Column("TTFT p50", tuple(seconds(row.ttft_s) for row in rows)))
@@ -222,8 +246,8 @@ def losses(row: Total, most: int | None = None) -> str:
     return f"{', '.join(found[:most])} +{len(found) - most} more"
 
 
-def _block(out: _Printer, row: Total) -> None:
-    out.say(row.label, style="bold")
+def _block(out: _Printer, row: Total, name: str) -> None:
+    out.say(name, style="bold")
     out.say(
         f"  hit {percent(row.hit_ratio)} % ({count(row.hit)} of {count(row.prompt)}),"
         f" saved {percent(row.saved_ratio)} %, gap {points(row.gap)}",
@@ -255,7 +279,7 @@ def strip_lines(one: Strip, width: int) -> list[tuple[str, list[tuple[str, str]]
 
     The first line is the scale. Class of a piece that is no strip: the empty string.
     """
-    names = max(len(row.label) for row in one.rows)
+    names = max(len(row.name) for row in one.rows)
     lanes = [name for row in one.rows for name in row.lanes]
     names = max([names, *(len(name) + 2 for name in lanes)])
     hits = max(3, *(len(count(row.hit)) for row in one.rows))
@@ -269,7 +293,7 @@ def strip_lines(one: Strip, width: int) -> list[tuple[str, list[tuple[str, str]]
         numbers = (
             f" {count(row.hit):>{hits}}  {percent(row.saved) + ' %':>7}  {count(row.computed):>8}"
         )
-        lines.append(_strip_line(f"{row.label:{names}} ", row.runs, wide, numbers))
+        lines.append(_strip_line(f"{row.name:{names}} ", row.runs, wide, numbers))
         for name, lane in row.lanes.items():
             lines.append(_strip_line(f"{'  ' + name:{names}} ", lane, wide, ""))
     return lines
@@ -323,7 +347,7 @@ class _Printer:
             self.line(Text(line, style=style))
 
 
-_PLAIN = {**ASCII, "─": "-", "−": "-", "–": "-", "µ": "u"}
+_PLAIN = {**ASCII, "─": "-", "−": "-", "–": "-", "µ": "u", "†": "^"}
 
 
 def _ascii(text: Text) -> Text:

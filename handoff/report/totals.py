@@ -17,6 +17,7 @@ from handoff.adapter import ORDER
 from handoff.errors import BadInput
 
 from .palette import LOSSES, WATERFALL
+from .words import count, plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Fall",
     "Total",
+    "approximate",
     "common",
     "compared",
     "counted",
     "label",
     "marked",
+    "named",
     "option_words",
     "own_counters",
     "parse",
     "run_order",
     "scenario_names",
-    "starred",
+    "sent",
+    "served",
     "totals",
     "waterfall",
 ]
@@ -47,6 +51,8 @@ class Total:
     Token fields count prompt positions; ``lost`` has an item for every reason. ``again`` are
     re-admissions after preemption, ``recomputed`` the tokens they computed again. ``split`` counts
     requests in which a layer group computed positions that others reused, or none at all.
+    ``beyond`` are hit tokens beyond the shared prefix, ``tainted`` reused ones that descend from an
+    approximation, ``unsound`` the rules by which upstream handed out KV of another context.
     ``describe`` and ``options`` (those that differ from upstream's defaults) are in words; where
     scenarios differ they say so.
     """
@@ -67,6 +73,10 @@ class Total:
     hit: int
     reused: int
     moved: int
+    beyond: int
+    tainted: int
+    unsound: tuple[str, ...]
+    approximate: bool
     fresh: int
     lost: Mapping[str, int]
     computed: int
@@ -88,8 +98,8 @@ class Total:
 
     @property
     def marked(self) -> str:
-        """The label, with weaker evidence behind it: ``TensorRT-LLM (transcribed)``."""
-        return marked(self.label, self.evidence)
+        """The label and what weakens it: ``†`` (see ``approximate``), ``(transcribed)``."""
+        return marked(self.label, self.evidence, approximate=self.approximate)
 
     @cached_property
     def shared_ratio(self) -> float | None:
@@ -165,9 +175,16 @@ def run_order(frame: pd.DataFrame) -> list[str]:
     return [run for run, _ in rows]
 
 
-def marked(label_: str, evidence: str) -> str:
-    """A row's label, with its evidence if that is not the best."""
-    return label_ if evidence == "ran" else f"{label_} ({evidence})"
+def marked(label_: str, evidence: str, *, approximate: bool = False) -> str:
+    """A row's label, with ``†`` if its hits are approximate, its evidence if not the best."""
+    name = f"{label_} †" if approximate else label_
+    return name if evidence == "ran" else f"{name} ({evidence})"
+
+
+def approximate(entries: pd.DataFrame) -> pd.Series:
+    """Per entry: was KV reused that a cold run would not hold (moved, tainted or unsound)?"""
+    unsound = entries["unsound"].map(lambda rules: bool(parse(rules)))
+    return (entries["moved"] > 0) | (entries["tainted_tokens"] > 0) | unsound
 
 
 def scenario_names(frame: pd.DataFrame) -> list[str]:
@@ -226,6 +243,7 @@ def _total(entries: pd.DataFrame) -> Total:
     first = entries.iloc[0]
     done = counted(entries)
     status = entries["status"]
+    unsound = [rule for rules in entries["unsound"] for rule in parse(rules) or []]
 
     def total(column: str) -> int:
         return int(done[column].sum())
@@ -254,6 +272,10 @@ def _total(entries: pd.DataFrame) -> Total:
         hit=total("hit_tokens"),
         reused=total("reused"),
         moved=total("moved"),
+        beyond=int((done["hit_tokens"] - done["shared_tokens"]).clip(lower=0).sum()),
+        tainted=int(entries["tainted_tokens"].sum()),
+        unsound=tuple(dict.fromkeys(unsound)),
+        approximate=bool(approximate(entries).any()),
         fresh=total("fresh"),
         lost={reason: total(reason) for reason in LOSSES},
         computed=total("computed_tokens"),
@@ -284,10 +306,32 @@ def compared(rows: Sequence[Total]) -> list[Total]:
     return [row for row in rows if row.prompt == most and most]
 
 
-def starred(rows: Sequence[Total]) -> dict[str, str]:
-    """What each row is called in a table: a star marks a row that served fewer requests."""
+def named(rows: Sequence[Total]) -> dict[str, str]:
+    """What each row is called in a table, with its marks.
+
+    ``*``: it served fewer requests than others. ``†``: its hits are approximate.
+    """
     whole = {row.run for row in compared(rows)}
-    return {row.run: row.label if row.run in whole else f"{row.label} *" for row in rows}
+    names = {}
+    for row in rows:
+        marks = ("" if row.run in whole else "*") + ("†" if row.approximate else "")
+        names[row.run] = f"{row.label} {marks}".rstrip()
+    return names
+
+
+def served(rows: Sequence[Total]) -> dict[str, str]:
+    """``42 of 100 requests`` for each row that served fewer requests than others."""
+    whole = {row.run for row in compared(rows)}
+    return {
+        row.run: f"{count(row.requests)} of {plural(sent(row), 'request')}"
+        for row in rows
+        if row.run not in whole
+    }
+
+
+def sent(row: Total) -> int:
+    """Requests that were sent to a row, whatever became of them."""
+    return row.requests + row.refused + row.aborted
 
 
 def waterfall(total: Total) -> list[Fall]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "all_of",
     "count",
     "join",
     "number_word",
@@ -36,13 +37,14 @@ def short_count(value: int) -> str:
 def percent(ratio: float | None) -> str:
     """``85.2`` for 0.852; a share that is not 0 or 1 is never printed as 0.0 or 100.0.
 
-    ``None`` (nothing to divide by) is a dash.
+    A loss that rounds to nothing keeps its sign, ``−0.0``. ``None`` (nothing to divide by) is a
+    dash.
     """
     if ratio is None:
         return "–"
     text = f"{100 * ratio:.1f}"
     if text in ("0.0", "-0.0") and ratio != 0:
-        return "<0.1" if ratio > 0 else "−<0.1"
+        return "<0.1" if ratio > 0 else "−0.0"
     if text == "100.0" and ratio < 1:
         return ">99.9"
     return text.replace("-0.0", "0.0").replace("-", "−")
@@ -78,6 +80,11 @@ def span_of(texts: Sequence[str], low: str, high: str) -> str:
 def number_word(value: int) -> str:
     """``five``; figures above ten."""
     return _NUMBERS[value] if 0 <= value < len(_NUMBERS) else count(value)
+
+
+def all_of(value: int) -> str:
+    """``both`` or ``all five``."""
+    return "both" if value == 2 else f"all {number_word(value)}"
 
 
 def plural(value: int, noun: str) -> str:

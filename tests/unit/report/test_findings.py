@@ -1,9 +1,10 @@
 import pandas as pd
 
+from handoff.ledger.entries import Entry
 from handoff.report import findings
 from handoff.report.info import RowInfo, RunInfo, ScenarioInfo, Truth
 from handoff.report.strip import strip
-from handoff.report.totals import starred, totals
+from handoff.report.totals import named, served, totals
 
 from . import ledgers
 
@@ -59,7 +60,7 @@ def test_a_small_gap_has_no_story() -> None:
 
 def test_scenarios_that_are_not_summed_are_named() -> None:
     assert findings.not_summed(["a", "b", "c"], ["b"]) == (
-        "Not summed, since its rows are its own: a and c."
+        "Not summed, since their rows differ: a and c."
     )
     assert findings.not_summed(["a"], ["a"]) == ""
 
@@ -99,8 +100,11 @@ def test_rows_that_refused_requests_are_starred_and_not_compared() -> None:
     rows = totals(ledgers.frame(entries))
     assert "0.1 % of 9,100 prompt tokens" in findings.answer(rows)
     assert "the four frameworks that served every request save" in findings.answer(rows)
-    assert list(starred(rows).values())[3] == "TensorRT-LLM *"
-    assert findings.window(rows, ledgers.info()).startswith("1 to 2 of 2 requests, 100 to 9,100 ")
+    assert list(named(rows).values())[3] == "TensorRT-LLM *"
+    assert findings.window(rows, ledgers.info()).startswith(
+        "All 2 requests, 9,100 prompt tokens (TensorRT-LLM served 1 request), pool "
+    )
+    assert served(rows) == {"tensorrt_llm": "1 of 2 requests"}
     assert findings.refusals(rows) == (
         "* Not every request is counted: TensorRT-LLM refused 1, the first: longer than the pool"
         " (its rates count the other 1)."
@@ -131,9 +135,65 @@ def test_strip_titles(chat: pd.DataFrame, both: pd.DataFrame) -> None:
     same = ledgers.frame(
         [ledgers.entry(a, [("reused", 8), ("fresh", 1)]) for a in ("vllm", "sglang")]
     )
-    assert (
-        findings.strip_title(strip(same, "chat", "turn-2")) == "9 tokens, 8 shared: all two hit 8"
+    assert findings.strip_title(strip(same, "chat", "turn-2")) == "9 tokens, 8 shared: both hit 8"
+
+
+def moved_rows() -> list[Entry]:
+    parts = [("reused", 40), ("moved", 60), ("fresh", 20)]
+    return [
+        ledgers.entry("vllm", [("reused", 40), ("fresh", 80)]),
+        ledgers.entry("llamacpp", parts, shared_tokens=40, tainted_tokens=60, unsound=("11.1",)),
+    ]
+
+
+def test_reused_text_that_is_no_prefix_is_told_from_the_prefix() -> None:
+    rows = totals(ledgers.frame(moved_rows()))
+    text = findings.answer(rows, "chat")
+    assert text.startswith("chat: 33.3 % of 120 prompt tokens repeat a prefix that was computed")
+    assert text.endswith("; llama.cpp also reuses text that is no prefix.")
+    alone = totals(ledgers.frame(moved_rows()[1:]))
+    assert findings.answer(alone).endswith("; it also reuses text that is no prefix.")
+
+
+def test_approximate_hits_are_marked_and_measured() -> None:
+    rows = totals(ledgers.frame(moved_rows()))
+    assert list(named(rows).values()) == ["vLLM", "llama.cpp †"]
+    assert rows[1].marked == "llama.cpp †"
+    head = "† Reuses KV that a cold run would not hold, an approximation: llama.cpp"
+    head += " (60 tokens moved to other positions, rule 11.1 of docs/rules/llamacpp.md, "
+    truth = Truth(ok=True, max_error=0, tolerance=1e-4, rows=3, approximate_rows=2,
+                  approximate_max_error=0.25)  # fmt: skip
+    said = findings.approximations(rows, ledgers.info(rows=(RowInfo(run="llamacpp", truth=truth),)))
+    assert said == head + "2 rows of logits off by up to 0.25 of the largest logit)."
+    assert findings.approximations(rows, ledgers.info(rows=())) == head + "not executed)."
+    assert findings.approximations(rows[:1], ledgers.info()) == ""
+
+
+def test_a_tainted_hit_is_marked_without_moving_anything() -> None:
+    entry = ledgers.entry("vllm", [("reused", 16), ("fresh", 4)], tainted_tokens=16)
+    rows = totals(ledgers.frame([entry]))
+    assert named(rows) == {"vllm": "vLLM †"}
+    assert "(16 tokens of another context, no logits behind it compared)" in (
+        findings.approximations(rows, ledgers.info())
     )
+
+
+def test_rows_that_share_differently_are_told_by_the_most() -> None:
+    entries = [
+        ledgers.entry("vllm", [("reused", 34), ("fresh", 6)]),
+        ledgers.entry("sglang", [("reused", 32), ("fresh", 8)]),
+    ]
+    rows = totals(ledgers.frame(entries))
+    assert findings.answer(rows).startswith("Up to 85.0 % of 40 prompt tokens had been computed")
+    assert "compute: up to 85.0 % becomes" in findings.waterfall_title(rows)
+
+
+def test_a_sum_over_some_scenarios_says_so() -> None:
+    rows = totals(ledgers.frame(moved_rows()))
+    assert findings.summed(["a", "b", "c"], ["a", "c"], rows) == (
+        "2 of 3 scenarios have the same two rows"
+    )
+    assert findings.summed(["a", "b"], ["a", "b"], rows) == "2 scenarios"
 
 
 def test_lanes_and_evidence_are_put_into_words(chat: pd.DataFrame) -> None:
@@ -148,13 +208,13 @@ def test_lanes_and_evidence_are_put_into_words(chat: pd.DataFrame) -> None:
 def test_the_truth_is_reported_good_or_bad(info: RunInfo) -> None:
     assert findings.truth(info) == (
         "Truth test: 60 rows of logits equal a cold recompute"
-        " (float32, largest error 3.1e-06, allowed 1e-04)."
+        " (float32, largest error 3.1e-06 of the largest logit, allowed 1e-04)."
     )
     moved = Truth(ok=True, max_error=1e-6, tolerance=1e-4, rows=3, approximate_rows=2,
                   approximate_max_error=0.25)  # fmt: skip
     assert findings.truth(ledgers.info(rows=(RowInfo(run="a", truth=moved),))).endswith(
         " Apart from them 2 rows behind an approximation (a) are off the untruncated model by up to"
-        " 2.5e-01."
+        " 0.25 of the largest logit."
     )
     bad = Truth(ok=False, max_error=0.5, tolerance=1e-4, rows=1)
     failed = ledgers.info(rows=(RowInfo(run="vllm", truth=bad),))

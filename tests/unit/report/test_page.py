@@ -9,8 +9,10 @@ import pytest
 
 from handoff.errors import BadInput
 from handoff.report.content import MAX_REQUESTS, build
+from handoff.report.grids import rules
 from handoff.report.info import Expectation, RunInfo, ScenarioInfo
 from handoff.report.page import page, write_report
+from handoff.types import Deduction
 
 from . import ledgers
 
@@ -85,7 +87,11 @@ def test_one_heading_five_rows_and_every_anchor(text: str, tags: Tags) -> None:
     answer = text.split('<section id="answer">')[1].split("</section>")[0]
     body = answer.split("<tbody>")[1].split("</tbody>")[0]
     assert re.findall(r'<th scope="row">([^<]+) <small>', body) == [
-        title for title, *_ in ledgers.FRAMEWORKS.values()
+        "vLLM",
+        "SGLang",
+        "llama.cpp †",
+        "TensorRT-LLM",
+        "DeepInfer",
     ]
     ids = [attrs["id"] for _, attrs in tags.tags if attrs.get("id")]
     assert len(ids) == len(set(ids))
@@ -152,9 +158,49 @@ def test_scenarios_with_rows_of_their_own_are_shown_but_not_summed(info: RunInfo
     own = ledgers.entry("vllm", [("fresh", 9)], run="vllm:block_size=32", scenario="sizes")
     content = build(ledgers.frame([*ledgers.chat(), own]), info)
     text = page(content)
-    assert "Not summed, since its rows are its own: sizes." in text
+    assert text.count("Not summed, since its rows differ: sizes.") == 1
+    assert "Not summed" in text.split('<section id="scenarios">')[1].split("</section>")[0]
     assert [row.run for row in content.whole.rows] == list(ledgers.FRAMEWORKS)
     assert "vLLM block_size=32" in text.split('id="scenarios"')[1]
+
+
+def test_rows_that_served_fewer_requests_have_paler_bars(info: RunInfo) -> None:
+    entries = [*ledgers.chat(), ledgers.entry("vllm", [("fresh", 900)], request="huge")]
+    text = page(
+        build(ledgers.frame([*entries, ledgers.refused("sglang", "huge", 900, "no")]), info)
+    )
+    body = text.split("<tbody>")[1].split("</tbody>")[0]
+    assert "SGLang * <small>0.5.23 · 2 of 3 requests</small>" in body
+    assert body.count('class="bar pale"') == 4 and body.count('class="bar"') == 1
+
+
+def test_requests_that_lost_nothing_are_not_among_those_that_lose_most(info: RunInfo) -> None:
+    whole = ledgers.entry("vllm", [("reused", 16), ("fresh", 4)])
+    text = page(build(ledgers.frame([whole]), info))
+    assert "No request lost a token that had been computed before." in text
+    assert 'id="list"' not in text
+    lost = ledgers.entry("sglang", [("alignment", 16), ("fresh", 4)])
+    content = build(ledgers.frame([whole, lost]), info)
+    assert [(each.label, each.lost) for each in content.requests] == [("SGLang", 16)]
+    assert content.num_requests == 1
+
+
+def test_what_is_left_out_is_said_once_an_adapter(info: RunInfo) -> None:
+    again = ledgers.entry("vllm", [("fresh", 4)], run="vllm:block_size=32", request="turn-1")
+    content = build(ledgers.frame([*ledgers.chat(), again]), info)
+    assert [name for name, _ in content.left_out] == [t for t, *_ in ledgers.FRAMEWORKS.values()]
+    assert page(content).count("<summary>vLLM: 1</summary>") == 1
+    assert content.trust.head == (
+        "framework", "upstream", "evidence", "largest logit error", "tag faults", "tainted tokens"
+    )  # fmt: skip
+
+
+def test_columns_without_anything_are_left_out() -> None:
+    runs = [("reused", 16), ("alignment", 8), ("fresh", 4)]
+    bare = ledgers.entry("vllm", runs)
+    assert rules(ledgers.frame([bare])).head == ()
+    said = ledgers.entry("vllm", runs, deductions=(Deduction("alignment", 16, 24, "5"),))
+    assert rules(ledgers.frame([said])).head == ("framework", "reason", "rule", "times", "tokens")
 
 
 def test_unmet_expectations_are_shown(chat: pd.DataFrame, info: RunInfo) -> None:

@@ -28,7 +28,7 @@ WIDE = """\
 ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 vLLM           45.5     43.4  −2.1       1,840  draft 0.4, alignment 0.3                  12.3 ms  ran
 SGLang         45.8     43.9  −1.9       1,856  alignment 0.3                             12.3 ms  ran
-llama.cpp      42.4     39.1  −3.3       1,715  slot_choice 3.8                           12.3 ms  ran
+llama.cpp †    42.4     39.1  −3.3       1,715  slot_choice 3.8                           12.3 ms  ran
 TensorRT-LLM   46.1     44.3  −1.8       1,867  none                                      12.3 ms  transcribed
 DeepInfer      44.3     41.7  −2.6       1,792  alignment 1.9                             12.3 ms  ran
 """  # noqa: E501
@@ -38,7 +38,7 @@ NARROW = """\
 ─────────────────────────────────────────────────────────────────────────
 vLLM           45.5     43.4  −2.1  draft 0.4, alignment 0.3  ran
 SGLang         45.8     43.9  −1.9  alignment 0.3             ran
-llama.cpp      42.4     39.1  −3.3  slot_choice 3.8           ran
+llama.cpp †    42.4     39.1  −3.3  slot_choice 3.8           ran
 TensorRT-LLM   46.1     44.3  −1.8  none                      transcribed
 DeepInfer      44.3     41.7  −2.6  alignment 1.9             ran
 Hit tokens: vLLM 1,840 · SGLang 1,856 · llama.cpp 1,715 · TensorRT-LLM 1,867 ·
@@ -93,6 +93,28 @@ def test_unmet_expectations_are_printed(chat: pd.DataFrame, info: RunInfo) -> No
     unmet = ScenarioInfo(name="chat", expectations=(Expectation(words="hit 7", ok=False),))
     text = printed(100, chat, info.model_copy(update={"scenarios": (unmet,)}))
     assert "Expected, but not so: hit 7" in text
+
+
+def test_marks_are_explained_below_the_table(chat: pd.DataFrame, info: RunInfo) -> None:
+    text = printed(200, chat, info)
+    assert "\n† Reuses KV that a cold run would not hold, an approximation: llama.cpp (512 " in text
+    assert "\n^ Reuses KV" in printed(200, chat, info, ascii_only=True)
+
+
+def test_options_are_printed_for_summed_rows_only(info: RunInfo) -> None:
+    own = ledgers.entry("vllm", [("fresh", 9)], run="vllm:block_size=32", scenario="sizes")
+    text = printed(120, ledgers.frame([*ledgers.chat(), own]), info)
+    assert text.startswith("1 of 2 scenarios has its five rows: 46.1 % of")
+    assert "1 more row with options of their own: see the report." in text
+    assert text.count("Not summed") == 1
+    assert text.index("All 2 requests") < text.index("Not summed, since its rows differ: sizes.")
+
+
+def test_a_long_name_shortens_the_head_before_rows_become_blocks() -> None:
+    entry = ledgers.entry("vllm", [("reused", 34), ("fresh", 6)], run="vLLM, " + "x" * 28)
+    assert "lost, %  evidence" in table(80, ledgers.frame([entry]))[0]
+    entry = ledgers.entry("vllm", [("reused", 34), ("fresh", 6)], run="vLLM, " + "x" * 60)
+    assert table(80, ledgers.frame([entry]))[1].startswith("  hit 85.0 % (34 of 40)")
 
 
 def test_more_reasons_than_fit_are_counted() -> None:

@@ -12,7 +12,7 @@ from handoff.report import words
         (1e-6, "<0.1"),
         (0.9999, ">99.9"),
         (-0.05, "−5.0"),
-        (-1e-6, "−<0.1"),
+        (-1e-6, "−0.0"),
         (None, "–"),
     ],
 )
@@ -42,5 +42,6 @@ def test_counts_and_lists() -> None:
     assert words.plural(1, "request") == "1 request"
     assert words.join(["a"]) == "a"
     assert words.join(["a", "b", "c"]) == "a, b and c"
+    assert (words.all_of(2), words.all_of(5)) == ("both", "all five")
     assert words.number_word(5) == "five"
     assert words.number_word(12_000) == "12,000"
