@@ -118,7 +118,8 @@ def _range(noun: str, values: Sequence[float], texts: Sequence[str]) -> str:
         return f"the hit is {low}"
     if low == high:
         return f"{all_of(len(texts))} hits are {low}"
-    return f"the {number_word(len(texts))} hits lie between {span_of(texts, low, high).replace(' to ', ' and ')}"
+    between = span_of(texts, low, high).replace(" to ", " and ")
+    return f"the {number_word(len(texts))} hits lie between {between}"
 
 
 def _name(entry: Entry) -> str:
