@@ -129,7 +129,7 @@ def test_sentences_for_one_and_for_equal_hits() -> None:
         f" {100 * one.answers[0].entry.saved_flops / one.answers[0].entry.cold_flops:.1f} %."
     )
     two = explain(shorthand(64, 8), [vllm(), vllm("vllm:32", block_size=32)])
-    assert "all two hits are 64" in sentence(two)[0]
+    assert "both hits are 64" in sentence(two)[0]
 
 
 def test_isolation_keeps_tenants_apart() -> None:
