@@ -339,7 +339,9 @@ def _compare(label: str, wanted: Expected, entries: Sequence[Entry]) -> list[Exp
             got = read(first[request]) if request in first else None
             words = f"{label} {request}: {part} {number:,}"
             ok = got == number
-            found.append(Expectation(words=words if ok else f"{words}, got {got}", ok=ok))
+            if not ok:
+                words += f", got {'nothing' if got is None else f'{got:,}'}"
+            found.append(Expectation(words=words, ok=ok))
     for request, reasons in wanted.explain.items():
         entry = first.get(request)
         kinds = {run.kind for run in entry.runs} if entry is not None else set()
