@@ -239,9 +239,10 @@ def summed(every: Sequence[str], part: Sequence[str], rows: Sequence[Total]) -> 
     """The name of a sum over scenarios: ``12 of 23 scenarios have the same five rows``."""
     if len(part) == len(every):
         return plural(len(every), "scenario")
+    which = "the same" if len(part) > 1 else "these" if len(rows) > 1 else "this"
     number = f"{number_word(len(rows))} rows" if len(rows) > 1 else "row"
-    have = "has its" if len(part) == 1 else "have the same"
-    return f"{count(len(part))} of {plural(len(every), 'scenario')} {have} {number}"
+    have = "has" if len(part) == 1 else "have"
+    return f"{count(len(part))} of {plural(len(every), 'scenario')} {have} {which} {number}"
 
 
 def not_summed(every: Sequence[str], part: Sequence[str]) -> str:

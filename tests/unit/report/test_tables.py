@@ -104,7 +104,7 @@ def test_marks_are_explained_below_the_table(chat: pd.DataFrame, info: RunInfo) 
 def test_options_are_printed_for_summed_rows_only(info: RunInfo) -> None:
     own = ledgers.entry("vllm", [("fresh", 9)], run="vllm:block_size=32", scenario="sizes")
     text = printed(120, ledgers.frame([*ledgers.chat(), own]), info)
-    assert text.startswith("1 of 2 scenarios has its five rows: 46.1 % of")
+    assert text.startswith("1 of 2 scenarios has these five rows: 46.1 % of")
     assert "1 more row with options of their own: see the report." in text
     assert text.count("Not summed") == 1
     assert text.index("All 2 requests") < text.index("Not summed, since its rows differ: sizes.")
