@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from . import findings, grids
+from . import findings, grids, trust
 from .grids import Grid
 from .info import Expectation, RunInfo, ScenarioInfo
 from .palette import LOSSES
@@ -155,7 +155,7 @@ def _part(frame: pd.DataFrame, info: RunInfo, name: str | None, title: str = "")
         gap=findings.gap(rows),
         window=findings.window(rows, info, facts),
         notes=tuple(note for note in (findings.refusals(rows),) if note),
-        approximate=findings.approximations(rows, info),
+        approximate=trust.approximations(rows, info),
         rows=tuple(rows),
         strip=strip(frame, *chosen) if chosen else None,
     )
@@ -244,7 +244,7 @@ def _requests(frame: pd.DataFrame) -> tuple[tuple[RequestRow, ...], int]:
 
 
 def _trust_words(info: RunInfo, rows: Sequence[Total]) -> tuple[str, ...]:
-    words = (findings.truth(info, rows), findings.tags(info, rows), findings.planted(info))
+    words = (trust.truth(info, rows), trust.tags(info, rows), trust.planted(info))
     return tuple(word for word in words if word)
 
 

@@ -140,7 +140,7 @@ def unsound(frame: pd.DataFrame) -> Grid | None:
     if not found:
         return None
     rows = [(names[run], rule, times) for (run, rule), times in found.items()]
-    return Grid.of(("framework", "hands out KV that a cold run would not hold", "admissions"), rows)
+    return Grid.of(("framework", "rule", "admissions"), rows)
 
 
 def ratio(rows: Sequence[Total], frame: pd.DataFrame) -> tuple[Grid, int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup, escape
 
-from . import findings
+from . import findings, trust
 from .info import RunInfo
 from .palette import CLASSES, FLAGS
 from .strip import Run, Strip, at_most
@@ -100,7 +100,7 @@ def rows_html(rows: Sequence[Total], info: RunInfo, name: str = "") -> Markup:
     table = _table(ROW_HEAD, lines, ROW_NUMERIC)
     sentence = escape(findings.answer(rows, name))
     counted = escape(findings.window(rows, info, facts))
-    notes = (findings.refusals(rows), findings.approximations(rows, info))
+    notes = (findings.refusals(rows), trust.approximations(rows, info))
     below = "".join(f"<div>{escape(note)}</div>" for note in notes if note)
     above = f"<div><b>{sentence}</b></div><div>{counted}</div>"
     return Markup(f'<div style="{_FONT}">{above}{table}{below}</div>')

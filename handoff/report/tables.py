@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from . import findings
+from . import findings, trust
 from .info import RunInfo
 from .palette import ASCII, CLASSES, FLAGS, dark_ink
 from .strip import Run, Strip, cells, median_request, strip
@@ -117,8 +117,8 @@ def render_run(
         more = plural(len(every) - len(whole), "more row")
         out.say(f"{more} with options of their own: see the report.", style="dim")
     closing = (
-        findings.truth(info, every),
-        findings.tags(info, every),
+        trust.truth(info, every),
+        trust.tags(info, every),
         findings.not_summed(names, summed),
     )
     for word in closing:
@@ -128,7 +128,7 @@ def render_run(
 
 def _notes(out: _Printer, rows: Sequence[Total], info: RunInfo) -> None:
     """What the marks ``*`` and ``†`` of a table mean."""
-    for note in (findings.refusals(rows), findings.approximations(rows, info)):
+    for note in (findings.refusals(rows), trust.approximations(rows, info)):
         if note:
             out.say(note)
 

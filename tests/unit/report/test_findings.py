@@ -1,7 +1,7 @@
 import pandas as pd
 
 from handoff.ledger.entries import Entry
-from handoff.report import findings
+from handoff.report import findings, trust
 from handoff.report.info import RowInfo, RunInfo, ScenarioInfo, Truth
 from handoff.report.strip import strip
 from handoff.report.totals import named, served, totals
@@ -163,10 +163,10 @@ def test_approximate_hits_are_marked_and_measured() -> None:
     head += " (60 tokens moved to other positions, rule 11.1 of docs/rules/llamacpp.md, "
     truth = Truth(ok=True, max_error=0, tolerance=1e-4, rows=3, approximate_rows=2,
                   approximate_max_error=0.25)  # fmt: skip
-    said = findings.approximations(rows, ledgers.info(rows=(RowInfo(run="llamacpp", truth=truth),)))
+    said = trust.approximations(rows, ledgers.info(rows=(RowInfo(run="llamacpp", truth=truth),)))
     assert said == head + "2 rows of logits off by up to 0.25 of the largest logit)."
-    assert findings.approximations(rows, ledgers.info(rows=())) == head + "not executed)."
-    assert findings.approximations(rows[:1], ledgers.info()) == ""
+    assert trust.approximations(rows, ledgers.info(rows=())) == head + "not executed)."
+    assert trust.approximations(rows[:1], ledgers.info()) == ""
 
 
 def test_a_tainted_hit_is_marked_without_moving_anything() -> None:
@@ -174,7 +174,7 @@ def test_a_tainted_hit_is_marked_without_moving_anything() -> None:
     rows = totals(ledgers.frame([entry]))
     assert named(rows) == {"vllm": "vLLM †"}
     assert "(16 tokens of another context, no logits behind it compared)" in (
-        findings.approximations(rows, ledgers.info())
+        trust.approximations(rows, ledgers.info())
     )
 
 
@@ -206,23 +206,23 @@ def test_lanes_and_evidence_are_put_into_words(chat: pd.DataFrame) -> None:
 
 
 def test_the_truth_is_reported_good_or_bad(info: RunInfo) -> None:
-    assert findings.truth(info) == (
+    assert trust.truth(info) == (
         "Truth test: 60 rows of logits equal a cold recompute"
         " (float32, largest error 3.1e-06 of the largest logit, allowed 1e-04)."
     )
     moved = Truth(ok=True, max_error=1e-6, tolerance=1e-4, rows=3, approximate_rows=2,
                   approximate_max_error=0.25)  # fmt: skip
-    assert findings.truth(ledgers.info(rows=(RowInfo(run="a", truth=moved),))).endswith(
+    assert trust.truth(ledgers.info(rows=(RowInfo(run="a", truth=moved),))).endswith(
         " Apart from them 2 rows behind an approximation (a) are off the untruncated model by up to"
         " 0.25 of the largest logit."
     )
     bad = Truth(ok=False, max_error=0.5, tolerance=1e-4, rows=1)
     failed = ledgers.info(rows=(RowInfo(run="vllm", truth=bad),))
-    assert findings.truth(failed).startswith("Truth test FAILED for vllm: largest error 5.0e-01")
+    assert trust.truth(failed).startswith("Truth test FAILED for vllm: largest error 5.0e-01")
     planned = ledgers.info(rows=(), executed=False)
-    assert findings.truth(planned).startswith("Planned only")
-    assert findings.tags(info) == "Content tags: 200 steps checked, 0 faults."
-    assert findings.planted(info) == "12 of 12 planted faults caught."
+    assert trust.truth(planned).startswith("Planned only")
+    assert trust.tags(info) == "Content tags: 200 steps checked, 0 faults."
+    assert trust.planted(info) == "12 of 12 planted faults caught."
 
 
 def test_titles_of_the_other_figures(chat: pd.DataFrame) -> None:

@@ -111,3 +111,20 @@ def test_the_median_request_is_one_on_which_rows_disagree(both: pd.DataFrame) ->
 def test_words_for_screen_readers(chat: pd.DataFrame) -> None:
     row = strip(chat, "chat", "turn-2").rows[0]
     assert row.words() == "1,840 reused; 16 draft; 11 alignment; 181 fresh"
+
+
+def test_the_sample_is_a_request_on_which_the_rows_differ() -> None:
+    same = [("reused", 16), ("fresh", 4)]
+    entries = [ledgers.entry(a, same, request="all") for a in ("vllm", "sglang", "llamacpp")]
+    entries += [
+        ledgers.entry("vllm", [("alignment", 16), ("fresh", 4)], request="two"),
+        ledgers.entry("sglang", same, request="two"),
+    ]
+    assert median_request(ledgers.frame(entries)) == ("chat", "two")
+    replay = [("reused", 8), ("replay", 8), ("fresh", 4)]
+    computed = [ledgers.entry(a, same, request="same") for a in ("vllm", "sglang")]
+    computed += [
+        ledgers.entry("vllm", same, request="again"),
+        ledgers.entry("sglang", replay, request="again"),
+    ]
+    assert median_request(ledgers.frame(computed)) == ("chat", "again")
