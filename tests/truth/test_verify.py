@@ -10,8 +10,8 @@ import torch
 from handoff.engine.faults import FAULTS
 from handoff.engine.planting import Fault, Recorder, Scan, Site
 from handoff.experiment import merge_info, rows_of, run_row, stream_of
-from handoff.report.findings import truth
 from handoff.report.info import RunInfo
+from handoff.report.trust import truth
 from handoff.stress import stress_streams
 from handoff.types import Step
 from handoff.verify import VerifyReport, verify
@@ -42,7 +42,7 @@ def test_a_run_reports_the_error_of_approximate_rows_beside_the_exact_ones() -> 
     assert len(found) == 1 and found[0].ok and found[0].max_error < 1e-5
     assert found[0].approximate_max_error > 1e-3
     text = truth(RunInfo(command="", date="", rows=tuple(infos), executed=True))
-    assert f"by up to {found[0].approximate_max_error:.1e}." in text
+    assert f"by up to {found[0].approximate_max_error:.2g} of the largest logit" in text
 
 
 def test_every_planted_fault_is_caught_and_names_its_catcher(vllm: VerifyReport) -> None:
