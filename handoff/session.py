@@ -149,7 +149,7 @@ def execute(plan: RunPlan, say: Callable[[str], None] = lambda text: None) -> Re
     try:
         with parts.alone():
             for at, (spec, source) in enumerate(jobs):
-                if not at or jobs[at - 1][1] is not source:
+                if len(sources) > 1 and (not at or jobs[at - 1][1] is not source):
                     say(f"{source.stream.name} ({sources.index(source) + 1} of {len(sources)})")
                 with _fitting(spec):
                     finished.append((source, _serve(spec, source, plan, parts, say)))
