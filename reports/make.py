@@ -101,7 +101,7 @@ def traces(today: str, paths: Sequence[str]) -> None:
     for path in paths:
         name = f"trace-{Path(path).name.split('.')[0].replace('_', '-')}"
         parts = [
-            "Planning only; every request is served by every row. Options that are not upstream's"
+            "Planning only; what a row refused stands below its table. Options that are not upstream's"
             " defaults, because the prompts are longer than its limits, stand below each table.\n"
         ]
         for limit, pool in LENGTHS.items():
