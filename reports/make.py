@@ -102,7 +102,8 @@ def traces(today: str, paths: Sequence[str]) -> None:
         name = f"trace-{Path(path).name.split('.')[0].replace('_', '-')}"
         parts = [
             "Planning only; what a row refused stands below its table. Options that are not"
-            " upstream's defaults, because the prompts are longer than its limits, stand below each table.\n"
+            " upstream's defaults, because the prompts are longer than its limits, stand below each"
+            " table.\n"
         ]
         for limit, pool in LENGTHS.items():
             run = handoff.run(path, limit=limit, pool_tokens=pool, options=WHOLE, date=today)
