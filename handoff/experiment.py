@@ -217,18 +217,14 @@ def run_row(
     tags = TagStore(engine.layout) if check_tags else None
     tainted = tags.tainted if tags is not None else None
     accountant = Accountant(engine.layout, label, costs, counters, tainted)
-    sinks: list[Sink] = [StepChecker(engine.layout), accountant]
-    if tags is not None:
-        sinks.insert(1, tags)
     log = StepLog(spec.label, stream.name) if log_steps else None
-    if log is not None:
-        sinks.append(log)
     truth = None
     if execute:
         from .engine.truth import TruthCheck
 
         truth = TruthCheck(engine.layout, seed=seed, dtype=dtype)
-        sinks.append(truth)
+    watching = (StepChecker(engine.layout), tags, accountant, log, truth)
+    sinks: list[Sink] = [sink for sink in watching if sink is not None]
     began = time.perf_counter()
     outcome = run(
         engine,
@@ -252,7 +248,8 @@ def run_row(
         pool_tokens=tokens,
         left_out=dict(adapter.left_out),
         truth=Truth(**asdict(truth.verdict())) if truth is not None else None,
-        tags=Tags(steps=outcome.steps, faults=0, tainted=tags.num_tainted) if tags else None,
+        # A fault ends the run: where there is a record, every Step was clean.
+        tags=Tags(steps=outcome.steps, tainted=tags.num_tainted) if tags else None,
     )
     kept = expectations(spec, adapter.name, stream, entries)
     return Work(

@@ -20,7 +20,7 @@ from handoff.types import REASONS, Deduction
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["CLASSES", "Entry", "Ledger", "Run", "read_ledger"]
+__all__ = ["CLASSES", "Entry", "Ledger", "Run", "read_frame", "read_ledger"]
 
 CLASSES = ("reused", "moved", "fresh", *REASONS)
 """Every class a prompt position can have: two gains, one that is no loss, and the reasons."""
@@ -299,17 +299,23 @@ class Ledger:
         self.to_pandas().to_parquet(path, index=False)
 
 
-def read_ledger(path: str | Path) -> Ledger:
-    """The ledger that ``write_parquet`` wrote; ``BadInput`` names file, row and column if not."""
+def read_frame(path: str | Path, columns: Iterable[str], what: str) -> pd.DataFrame:
+    """A parquet file with at least these columns; ``BadInput`` says what it lacks as a ``what``."""
     import pandas as pd
 
     try:
         frame = pd.read_parquet(path)
     except (OSError, ValueError, NotImplementedError) as error:
         raise BadInput(f"cannot be read as parquet: {error}", file=path) from None
-    missing = [name for name in _COLUMNS if name not in frame.columns]
+    missing = [name for name in columns if name not in frame.columns]
     if missing:
-        raise BadInput(f"is no ledger, it lacks {', '.join(missing)}", file=path)
+        raise BadInput(f"is no {what}, it lacks {', '.join(missing)}", file=path)
+    return frame
+
+
+def read_ledger(path: str | Path) -> Ledger:
+    """The ledger that ``write_parquet`` wrote; ``BadInput`` names file, row and column if not."""
+    frame = read_frame(path, _COLUMNS, "ledger")
     return Ledger(_read(row, at, path) for at, row in enumerate(frame.to_dict("records"), 1))
 
 

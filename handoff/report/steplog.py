@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from handoff.errors import BadInput
+from handoff.ledger.entries import read_frame
 from handoff.types import (
     NULL,
     Bind,
@@ -164,16 +165,8 @@ class StepLog:
 
 def read_steps(path: Path) -> pd.DataFrame:
     """A table that ``to_pandas`` gave, from parquet; ``BadInput`` names file and column if not."""
-    import pandas as pd
-
-    try:
-        frame = pd.read_parquet(path)
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise BadInput(f"cannot be read as parquet: {error}", file=path) from None
     names = [each.name for each in fields(StepLine)]
-    missing = [name for name in names if name not in frame.columns]
-    if missing:
-        raise BadInput(f"is no log of steps, it lacks {', '.join(missing)}", file=path)
+    frame = read_frame(path, names, "log of steps")
     kinds = {"int64": "i", "Int64": "i", "float64": "f", "bool": "b", str: "O"}
     for each in fields(StepLine):
         dtype, column = _DTYPES[str(each.type)], frame[each.name]

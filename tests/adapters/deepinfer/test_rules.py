@@ -741,7 +741,8 @@ def test_12_options_that_cannot_serve_are_refused_by_name(
 )
 def test_12_the_last_options_that_serve(values: dict[str, object]) -> None:
     adapter = load("deepinfer")
-    adapter.engine(make_options(adapter, values))
+    engine = adapter.engine(make_options(adapter, values))
+    assert engine.step(0.0) is None and engine.layout.groups
 
 
 def test_4_a_table_grows_by_one_block_a_step() -> None:
