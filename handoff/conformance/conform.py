@@ -12,7 +12,7 @@ from handoff.adapter import Adapter
 from handoff.errors import BadInput, HandoffError, Unsupported
 from handoff.lines import read_json, read_objects
 
-from .compare import ABSENT, count_kept, count_left, difference, keep, without
+from .compare import ABSENT, Difference, count_kept, count_left, difference, keep, without
 from .recording import Case, Kind, Recordings, Watch
 
 __all__ = ["Outcome", "conform"]
@@ -175,6 +175,7 @@ def _one(
     workload: Mapping[str, Any] | None,
     watch: Watch | None,
 ) -> None:
+    """Replay one line and count it."""
     kind: Kind = recordings.kinds[kind_name]
     name = config_name(line)
     try:
@@ -195,20 +196,14 @@ def _one(
             line=number,
         ) from None
     outcome.cases += 1
-    crash: Exception | None = None
     try:
-        produced = dict(kind.replay(case))
+        found = _compared(kind, case, expected)
     except Unsupported as error:
         outcome.skipped += 1
         outcome.skipped_reasons[str(error)] += 1
         return
     except BadInput as error:
         raise BadInput(str(error), file=file, line=number) from None
-    except Exception as error:  # a crash on a case is a difference, with its place
-        produced = {"error": f"{type(error).__name__}: {error}"}
-        crash = error
-    got = without(produced, kind.inputs, kind.followed)
-    found = difference(kind.canonical(expected), kind.canonical(got) if crash is None else got)
     if found is None:
         outcome.agree += 1
         outcome.requests += kind.requests(line)
@@ -216,18 +211,30 @@ def _one(
         if kind.followed:
             count_kept(case.followed, outcome.followed)
         return
-    outcome.differ += 1
     label = str(line.get("trace") or line.get("workload") or line.get("test") or number)
+    outcome.differ += 1
     outcome.differing.append(f"{file.name}:{number} {label} {name or ''}".strip())
     if outcome.first_difference is None:
         outcome.first_difference = {
             "file": str(file),
             "line": number,
             "case": f"{label}/{name}" if name else label,
-            "path": "(crash)" if crash is not None else found.path,
-            "expected": None if found.expected is ABSENT else found.expected,
-            "got": produced["error"] if crash is not None else _shown(found.got),
+            "path": found.path,
+            "expected": _shown(found.expected),
+            "got": _shown(found.got),
         }
+
+
+def _compared(kind: Kind, case: Case, expected: Any) -> Difference | None:
+    """The first difference of a replay; a crash of the driver is one, with what it said."""
+    try:
+        produced = dict(kind.replay(case))
+    except (Unsupported, BadInput):
+        raise
+    except Exception as error:
+        return Difference("(crash)", None, f"{type(error).__name__}: {error}")
+    got = without(produced, kind.inputs, kind.followed)
+    return difference(kind.canonical(expected), kind.canonical(got))
 
 
 def _shown(value: Any) -> Any:
